@@ -4,23 +4,21 @@
     for x, y in memory_mapped_loader("arrays", batch_size=32, seed=0):
         loss = step(x, y)
 
-What it changes: images are decoded once, when the arrays are written, and not in every epoch. Of an
-image the bytes of its crop are read and no others; what has been read stays in the page cache,
-once for all processes. Batches are those of `folder.py`, in its order, with its crops: float32
-images (n, 3, 224, 224) and int64 labels.
+What it changes: images are decoded once, when the arrays are written. Of an image only the bytes of
+its crop are read; what has been read stays in the page cache, once for all processes. Batches are
+those of `folder.py`, in its order, with its crops.
 
 Its twin: `tf_impl/input/mapped_arrays.py`.
 
 Where the frameworks differ and why: NumPy maps the arrays on both sides: tf.data reads files, and
 has no operator that maps one. What it calls there for a crop is Python, which takes turns with
-itself; here processes work apart. Pillow resizes the crop here, to bytes; there the graph does, to
-float32.
+itself; here processes work apart. Pillow resizes the crop here, the graph there.
 
 When it helps and when it hurts: it helps where decoding is most of the work and memory is ample:
 the arrays take about ten times the space of their JPEG files, and where they don't fit the page
 cache the disk decides. Any sample can be had at once, so that no shuffle buffer is needed.
 
-Run it alone: `python -m pt_impl.input.mapped_arrays` prints samples/s beside the work on one core.
+Run it alone: `python -m pt_impl.input.mapped_arrays` prints samples/s.
 
 Copy with it: `pt_impl/kit/photos.py`, `shared/epochs.py`, `shared/shards.py`.
 """
@@ -63,7 +61,8 @@ def memory_mapped_loader(
         image_size, mean, std: of the images, as `ImageForm` has them.
 
     Returns:
-        What yields (x, y), on the GPU where there is one; the last batch may be smaller.
+        What yields (x, y), float32 (n, 3, image_size, image_size) and int64, on the GPU where there
+        is one; the last batch may be smaller.
 
     Raises:
         ValueError: settings that don't exist, or a damaged shard, with its file and the reason; and
@@ -108,7 +107,7 @@ class _Crops(Dataset):
 
 
 def main() -> None:
-    """Print its rate in its second epoch, on 512 photos of 256 pixels, and the limit."""
+    """Print its rate in its second epoch, on 512 photos of 256 pixels."""
     import tempfile
 
     from pt_impl.kit import input_rates
@@ -117,12 +116,8 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as name:
         folder = make_photos(f"{name}/photos", images=512, size=256, seed=0)
-        arrays = f"{name}/arrays"
-        convert(folder, arrays, form="arrays", samples=64)
-        print(
-            f"work on one core: {input_rates.mapped_arrays_limit(arrays, seed=0)():.0f} samples/s"
-        )
-        loader = memory_mapped_loader(arrays, batch_size=32, seed=0)
+        convert(folder, f"{name}/arrays", form="arrays", samples=64)
+        loader = memory_mapped_loader(f"{name}/arrays", batch_size=32, seed=0)
         print(f"memory_mapped_loader: {input_rates.second_epoch(loader):.0f} samples/s")
 
 

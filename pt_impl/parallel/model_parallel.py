@@ -1,21 +1,20 @@
 """Model parallel: one model in stages on several devices, a batch or micro-batches at a time.
 
-What it changes: where layers are and what travels between them. A stage holds some layers in a row
-with their gradients and the state of their optimizer; activations go to the next stage and their
-gradients come back. In the plain layer split one stage works at a time. A pipeline cuts the batch
-into micro-batches, so that stages work side by side: all forward, then all back (GPipe, Huang et
-al., 2019), or back as soon as one can be (1F1B, Narayanan et al., 2019). Losses and weights are
-those of one device with the whole batch.
+    stage = apply_model_parallel(model, micro_batch_x, cut="block1")  # in a process a stage
+    step = make_train_step(stage, optimizer_of_stage, loss_fn, micro_batches=4, schedule="1f1b")
+    loss = step(x, y, samples)
+
+What it changes: where layers are and what travels between them. A stage holds layers in a row and
+their optimizer; activations go to the next stage, and their gradients come back. In the plain layer
+split one stage works at a time. A pipeline cuts the batch into micro-batches, so that stages work
+side by side: all forward, then all back (GPipe, Huang et al., 2019), or back as soon as one can be
+(1F1B, Narayanan et al., 2019). Losses and weights are those of one device with the whole batch.
 
 Its twin: `tf_impl/parallel/model_parallel.py`.
 
-Where the frameworks differ and why:
-- PyTorch has a process a stage, which talks to the others through gloo or, on GPUs, NCCL.
-  TensorFlow has one with a device a stage; on a CPU these share its memory, and nothing is sent.
-- `torch.distributed.pipelining` traces the model (`torch.export`) and cuts the trace before a named
-  module. A functional Keras model is a graph already; a stage is a copy of the layers in between.
-- A schedule is a loop in each process here. There it is one graph, in which control dependencies
-  say what must wait, and the executor runs what is ready.
+Where the frameworks differ and why: PyTorch has a process a stage, TensorFlow one process with a
+device a stage. `torch.distributed.pipelining` traces the model and cuts the trace; a functional
+Keras model is a graph already. A schedule is a loop in each process here, and one graph there.
 
 When it helps and when it hurts: it helps where a model does not fit into one device; else one, or
 data parallel, is faster. p stages and m micro-batches of even cost idle for (p-1)/(m+p-1) of the
@@ -23,16 +22,26 @@ time. BatchNorm sees a micro-batch at a time in a pipeline; dropout draws other 
 
 Run it alone: `python -m pt_impl.parallel.model_parallel` prints one process against two.
 Its functions are called in each of several processes: `pt_impl/kit/replicas.py` starts them.
+
+Copy with it: `pt_impl/kit/calling.py`, `pt_impl/kit/checks/model_parallel.py`.
 """
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch.distributed import pipelining
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, SplitPoint
-from torch.distributed.pipelining import pipeline as cut_pipeline
-from torch.utils._pytree import tree_leaves, tree_map  # there is no public one
 
-_SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+from pt_impl.kit.calling import call_arguments, rows, tensors
+from pt_impl.kit.checks.model_parallel import (
+    check_cut,
+    check_model_parallel,
+    check_optimizer,
+    check_stages,
+    order_inputs,
+    tracing,
+)
+
+SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 
 def apply_model_parallel(model, x, *, cut: str):
@@ -47,7 +56,15 @@ def apply_model_parallel(model, x, *, cut: str):
     Raises ValueError for names that are not there, NotImplementedError for a model that can't be
     traced or uses a parameter twice.
     """
-    return _trace(model, x, cut).build_stage(dist.get_rank(), tree_leaves(x)[0].device)
+    names = [name.strip() for name in cut.split(",")]
+    check_cut(model, names)
+    arguments, named = call_arguments(model, x)
+    cuts = dict.fromkeys(names, SplitPoint.BEGINNING)
+    with tracing():
+        pipe = pipelining.pipeline(model, arguments, named, split_spec=cuts)
+    check_stages(pipe, names)
+    order_inputs(pipe)
+    return pipe.build_stage(dist.get_rank(), tensors(x)[0].device)
 
 
 def make_train_step(model, optimizer, loss_fn, *, micro_batches: int = 1, schedule: str = "gpipe"):
@@ -65,20 +82,20 @@ def make_train_step(model, optimizer, loss_fn, *, micro_batches: int = 1, schedu
 
     targets = None
 
-    def loss_of(output, rows):
-        y = tree_map(lambda whole: whole[rows[0] : rows[-1] + 1], targets)
+    def loss_of(output, numbers):
+        y = rows(targets, int(numbers[0]), int(numbers[-1]) + 1)
         return loss_fn(getattr(output, "logits", output), y)
 
-    run = _SCHEDULES[schedule](model, micro_batches, loss_fn=loss_of)
+    run = SCHEDULES[schedule](model, micro_batches, loss_fn=loss_of)
 
     def step(x, y, samples):
         nonlocal targets
         optimizer.zero_grad(set_to_none=True)
         losses, targets = [], y
-        arguments, named = _arguments(x) if model.is_first else ((), {})
-        # Upstream cuts one tensor alone: the numbers of the samples, for any structure of labels.
-        rows = torch.arange(len(tree_leaves(y)[0])) if model.is_last else None
-        run.step(*arguments, **named, target=rows, losses=losses)
+        arguments, named = call_arguments(model, x) if model.is_first else ((), {})
+        # A schedule cuts one tensor alone: the numbers of the samples, for any structure of labels.
+        numbers = torch.arange(len(tensors(y)[0])) if model.is_last else None
+        run.step(*arguments, **named, target=numbers, losses=losses)
         optimizer.step()
         return sum(loss.detach() for loss in losses) / micro_batches
 
@@ -101,73 +118,17 @@ def pipeline(build, x, *, cut: str, micro_batches: int, schedule: str = "gpipe")
     Raises ValueError for names that are not there and numbers that don't fit, NotImplementedError
     for a model that can't be cut.
     """
-    stages, samples = len(cut.split(",")) + 1, len(tree_leaves(x)[0])
-    if schedule not in _SCHEDULES:
-        raise ValueError(f"schedule must be gpipe or 1f1b, not {schedule!r}")
-    if micro_batches < 1 or samples % micro_batches:
-        raise ValueError(f"{micro_batches} micro_batches do not divide a batch of {samples}")
-    if schedule == "1f1b" and micro_batches < stages:
-        raise ValueError(f"1f1b with {stages} stages needs {stages} micro_batches or more")
+    samples = len(tensors(x)[0])
+    check_model_parallel(samples, len(cut.split(",")) + 1, micro_batches, schedule)
     model, optimizer, loss_fn = build()
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = [[names.get(id(own)) for own in g["params"]] for g in optimizer.param_groups]
-    if any(None in group for group in groups):
-        raise NotImplementedError(
-            "the optimizer has parameters that the model has not, such as a loss's own: make them"
-            " the model's"
-        )
-    micro_batch = tree_map(lambda whole: whole[: samples // micro_batches], x)
+    groups = check_optimizer(model, optimizer)
     model.train()  # the trace keeps it
-    stage = apply_model_parallel(model, micro_batch, cut=cut)
+    stage = apply_model_parallel(model, rows(x, 0, samples // micro_batches), cut=cut)
     kept = dict(stage.submod.named_parameters())  # copies, unknown to the optimizer yet
-    for group, own in zip(optimizer.param_groups, groups, strict=True):
-        group["params"] = [kept[name] for name in own if name in kept]
-    step = make_train_step(
-        stage, optimizer, loss_fn, micro_batches=micro_batches, schedule=schedule
-    )
-    return stage.submod, optimizer, step
-
-
-def _arguments(x) -> tuple[tuple, dict]:
-    """A tuple as positional arguments, a dict as named ones."""
-    if isinstance(x, dict):
-        return (), x
-    return (x if isinstance(x, tuple) else (x,)), {}
-
-
-def _trace(model: nn.Module, x, cut: str):
-    """Cut a trace of the model, for micro-batches like x, before the modules that are named."""
-    names = [name.strip() for name in cut.split(",")]
-    known = [name for name, _ in model.named_modules() if name]
-    if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"cut: there is no module {unknown[0]!r}; there are {', '.join(known)}")
-    if len(list(model.named_parameters(remove_duplicate=False))) > len(list(model.parameters())):
-        raise NotImplementedError("a parameter is used twice: pipelining would train copies of it")
-    arguments, named = _arguments(x)
-    try:
-        cuts = dict.fromkeys(names, SplitPoint.BEGINNING)
-        pipe = cut_pipeline(model, arguments, named, split_spec=cuts)
-    except Exception as error:  # whatever in the model it does not know
-        reason = str(error.__cause__ or error).strip().splitlines()[0]
-        raise NotImplementedError(f"torch.export can't trace the model: {reason}") from None
-    if pipe.num_stages != len(names) + 1:
-        raise ValueError(f"cut: {', '.join(names)} make {pipe.num_stages} stages in a forward pass")
-    _order_inputs(pipe)
-    return pipe
-
-
-def _order_inputs(pipe) -> None:
-    """Let the first stage take inputs in the model's order: a trace has them as they are used."""
-    whole, first = pipe.split_gm.graph, pipe.get_stage_module(0)
-    call = next(node for node in whole.nodes if node.op == "call_module")
-    given = [node for node in whole.nodes if node.op == "placeholder"]
-    taken = [node for node in first.graph.nodes if node.op == "placeholder"]
-    pairs = sorted(zip(call.args, taken, strict=True), key=lambda pair: given.index(pair[0]))
-    rest = next(node for node in first.graph.nodes if node.op != "placeholder")
-    for _, node in pairs:
-        rest.prepend(node)
-    call.args = tuple(argument for argument, _ in pairs)
-    first.recompile()
+    for group, names in zip(optimizer.param_groups, groups, strict=True):
+        group["params"] = [kept[name] for name in names if name in kept]
+    settings = {"micro_batches": micro_batches, "schedule": schedule}
+    return stage.submod, optimizer, make_train_step(stage, optimizer, loss_fn, **settings)
 
 
 def main() -> None:

@@ -1,5 +1,9 @@
 """Tensor parallel: parts of the same layers on several devices; with replicas, a hybrid.
 
+    mesh = init_device_mesh("cuda", (replicas, 2), mesh_dim_names=("data", "model"))
+    apply_tensor_parallel(model, mesh, plan_pairs(model, pairs="block*.up > block*.down"))
+    step = make_train_step(model, optimizer, loss_fn, mesh)
+
 What it changes: pairs of dense layers lose none of their arithmetic, but each device has a part of
 it. The first of a pair is split by its outputs, the second by its inputs, so that a device computes
 its part of what lies between them, and one sum over all devices ends the pair; going back there is
@@ -8,15 +12,10 @@ way, and takes its part of the batch. Losses and weights are those of one device
 
 Its twin: `tf_impl/parallel/tensor_parallel.py`.
 
-Where the frameworks differ and why:
-- PyTorch has a process a part, which talks to the others through gloo or, on GPUs, NCCL. TensorFlow
-  has one process with a device for each; on a CPU these share its memory.
-- A plan names modules and how to split them here (`parallelize_module`). There variables have a
-  layout (DTensor), and the compiler finds out what travels.
-- The hybrid shards parameters, gradients and the optimizer's state over the replicas here (FSDP2:
-  ZeRO, Rajbhandari et al., 2020). There each replica holds all of its part.
-- DTensor's graphs let a read of a variable overtake the assignment before it, so the optimizer runs
-  eagerly there, an operation at a time.
+Where the frameworks differ and why: PyTorch has a process a part, and a plan that names modules
+(`parallelize_module`). TensorFlow has one process with a device for each; variables have a layout
+(DTensor), and the compiler finds out what travels. The hybrid shards parameters, gradients and the
+optimizer's state over the replicas here (FSDP2); there each replica holds all of its part.
 
 When it helps and when it hurts: it helps where layers are wide and devices have the fastest links
 there are: two sums of activations a pair and step, in which all devices wait for one another. The
@@ -26,7 +25,7 @@ running statistics are those of one replica; dropout draws other masks.
 Run it alone: `python -m pt_impl.parallel.tensor_parallel` prints one process against two and four.
 Its functions are called in each of several processes: `pt_impl/kit/replicas.py` starts them.
 
-Copy with it: `shared/pairs.py`.
+Copy with it: `pt_impl/kit/calling.py`, `pt_impl/kit/checks/tensor_parallel.py`, `shared/pairs.py`.
 """
 
 import torch
@@ -35,8 +34,9 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.utils._pytree import tree_map  # there is no public one
 
+from pt_impl.kit.calling import call, rows
+from pt_impl.kit.checks.tensor_parallel import check_layer, check_optimizer, check_tensor_parallel
 from shared.pairs import check_pair, match_pairs
 
 
@@ -71,14 +71,11 @@ def plan_pairs(model, *, pairs: str, shards: int = 2):
     Raises ValueError for names that are not there and sizes that do not divide, NotImplementedError
     for layers that can't be split.
     """
+    check_tensor_parallel(model)
     modules, plan = dict(model.named_modules()), {}
-    if len(list(model.named_parameters(remove_duplicate=False))) > len(list(model.parameters())):
-        raise NotImplementedError("a parameter is used twice: parts would train copies of it")
     for first, second in match_pairs(pairs, [name for name in modules if name]):
         for name in (first, second):
-            if not isinstance(modules[name], nn.Linear):
-                kind = type(modules[name]).__name__
-                raise NotImplementedError(f"pairs: {name} is a {kind}, only Linear is split")
+            check_layer(name, modules[name])
         sizes = modules[first].out_features, modules[second].in_features
         check_pair(first, second, sizes, shards)
         plan |= {first: "outputs", second: "inputs"}
@@ -94,11 +91,11 @@ def make_train_step(model, optimizer, loss_fn, mesh):
     model.train()
 
     def step(x, y, samples):
-        rows = slice(replica * samples // replicas, (replica + 1) * samples // replicas)
-        own_x, own_y = tree_map(lambda whole: whole[rows], (x, y))
+        start, stop = (place * samples // replicas for place in (replica, replica + 1))
+        own_x, own_y = rows((x, y), start, stop)
         optimizer.zero_grad(set_to_none=True)
-        share = (rows.stop - rows.start) * replicas / samples  # 1 where all have as many
-        loss = loss_fn(_call(model, own_x), own_y) * share
+        share = (stop - start) * replicas / samples  # 1 where all have as many
+        loss = loss_fn(call(model, own_x), own_y) * share
         loss.backward()  # FSDP2 takes the mean over the replicas
         optimizer.step()
         return loss.detach() / mesh.size()  # all shards of a replica have the same
@@ -121,29 +118,16 @@ def hybrid(build, *, pairs: str, shards: int = 2) -> tuple:
     """
     model, optimizer, loss_fn = build()
     plan = plan_pairs(model, pairs=pairs, shards=shards)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = [[names.get(id(own)) for own in g["params"]] for g in optimizer.param_groups]
-    if any(None in group for group in groups):
-        raise NotImplementedError(
-            "the optimizer has parameters that the model has not, such as a loss's own: make them"
-            " the model's"
-        )
+    groups = check_optimizer(model, optimizer)
     device = next(model.parameters()).device.type
     shape = (dist.get_world_size() // shards, shards)
     mesh = init_device_mesh(device, shape, mesh_dim_names=("data", "model"))
     apply_tensor_parallel(model, mesh, plan)
     parts = dict(model.named_parameters())  # other objects, unknown to the optimizer yet
-    for group, own in zip(optimizer.param_groups, groups, strict=True):
-        group["params"] = [parts[name] for name in own]
+    for group, names in zip(optimizer.param_groups, groups, strict=True):
+        group["params"] = [parts[name] for name in names]
         group["foreach"] = False
     return model, optimizer, make_train_step(model, optimizer, loss_fn, mesh)
-
-
-def _call(model: nn.Module, x):
-    """A tuple as positional arguments, a dict as named ones."""
-    if isinstance(x, dict):
-        return model(**x)
-    return model(*x) if isinstance(x, tuple) else model(x)
 
 
 def _blocks(model: nn.Module, plan: dict[str, str]) -> list[nn.Module]:

@@ -509,7 +509,8 @@ def whole() -> dict[str, list]:
     from torch.distributed.tensor import DTensor
 
     from pt_impl.kit import replicas
-    from pt_impl.parallel.data_parallel import _call, apply_fsdp
+    from pt_impl.kit.calling import call
+    from pt_impl.parallel.data_parallel import apply_fsdp
 
     def share(model):
         every = [*model.parameters()]
@@ -530,7 +531,7 @@ def whole() -> dict[str, list]:
                     )
                 )
         apply_fsdp(model, **settings)
-        loss_fn(_call(model, x), torch.zeros(2, dtype=torch.int64)).backward()
+        loss_fn(call(model, x), torch.zeros(2, dtype=torch.int64)).backward()
         kinds = {str(own.dtype) for own in model.parameters()}
         found[name] = {"seen": seen, "kept": sorted(kinds)}
     model = pt_mixed()[0]
@@ -611,14 +612,14 @@ def norm_with_an_activation() -> list:
     """What is said of a BatchNorm that does more, and whether its neighbour is as before."""
     from torch import nn
 
-    from pt_impl.kit import collectives
+    from pt_impl.kit.checks.data_parallel import synchronise_norms
 
     class NormAct(nn.BatchNorm1d):  # as in timm
         def forward(self, x):
             return super().forward(x).relu()
 
     model = nn.Sequential(nn.BatchNorm1d(3), NormAct(3))
-    return [*said(collectives.synchronise_norms, model=model), "forward" in vars(model[0])]
+    return [*said(synchronise_norms, model=model), "forward" in vars(model[0])]
 
 
 def modes() -> dict[str, list[bool]]:
@@ -646,11 +647,11 @@ def half_width_statistics() -> dict[str, list]:
     import torch
     from torch import nn
 
-    from pt_impl.kit import collectives
+    from pt_impl.kit.checks.data_parallel import synchronise_norms
 
     x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0)).bfloat16() * 3 + 20
     plain, synchronised = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
-    collectives.synchronise_norms(synchronised)
+    synchronise_norms(synchronised)
     wanted, output = plain(x), synchronised(x)
     apart = [float((wanted - output).abs().max())]
     apart += [

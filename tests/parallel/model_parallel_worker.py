@@ -294,10 +294,14 @@ def groups(side, folder, arrays):
 
 def ordered(side, folder, arrays):
     """How far two stages are from the model that they are cut of, by how it is given its inputs."""
+    from unittest import mock
+
     import torch
     from torch import nn
+    from torch.distributed.pipelining import Pipe
 
-    technique = importlib.import_module("pt_impl.parallel.model_parallel")
+    from pt_impl.kit.calling import call_arguments
+    from pt_impl.parallel.model_parallel import apply_model_parallel
 
     class Two(nn.Module):
         def __init__(self, first):
@@ -319,8 +323,12 @@ def ordered(side, folder, arrays):
     }
     for first, (way, x) in itertools.product(("query", "input"), ways.items()):
         model = Two(first)
-        pipe = technique._trace(model, x, "head")
-        arguments, named = technique._arguments(x)
+        with (  # both stages, in this process
+            mock.patch.object(Pipe, "build_stage", lambda pipe, *_: pipe),
+            mock.patch.object(torch.distributed, "get_rank", return_value=0),
+        ):
+            pipe = apply_model_parallel(model, x, cut="head")
+        arguments, named = call_arguments(model, x)
         output = pipe.get_stage_module(1)(pipe.get_stage_module(0)(*arguments, **named))
         found[f"{first} {way}"] = (output - model(query, other)).abs().max().item()
     return found

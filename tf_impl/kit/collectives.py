@@ -1,7 +1,6 @@
-"""Collectives: BatchNorm over all replicas, and how long an all-reduce takes, alone.
+"""Collectives: how long an all-reduce takes, alone.
 
-What it holds: normalisation with the statistics of the global batch, and one all-reduce after
-another under MultiWorkerMirroredStrategy, each timed on its own.
+What it holds: one all-reduce after another under MultiWorkerMirroredStrategy, each timed.
 Twin: `pt_impl/kit/collectives.py`.
 Where the frameworks differ: little. In both rings a part is sent once its receiver has asked for
 it, so a step waits twice for the network's latency; gloo asks for the next part while one is on its
@@ -63,19 +62,6 @@ def _repeat(total: Callable, workers: int, count: int, repeats: int) -> list[flo
     if not bool(tf.reduce_all(summed == workers)):
         raise RuntimeError(f"the sum of {count} float32 is wrong")
     return seconds[WARM_UP:]
-
-
-def synchronise_norms(model: tf.keras.Model) -> None:
-    """Let BatchNorm layers normalise with the statistics of the global batch, in place.
-
-    In tf_keras that leaves the fused kernel, which knows its own batch alone; the variance that is
-    kept is then that of the batch, without the kernel's n / (n - 1).
-    """
-    for layer in model._flatten_layers():  # those within custom layers, too
-        if isinstance(layer, tf.keras.layers.BatchNormalization):
-            layer.synchronized = True
-            if getattr(layer, "fused", False):  # tf_keras
-                layer.fused = False
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,7 +1,10 @@
-"""A Keras optimizer made anew for other variables.
+"""Keras optimizers for the parts of a model on several devices, and what can't be in parts.
 
 It has no twin: groups of parameters say in PyTorch what decays.
 """
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import tensorflow as tf
 
@@ -47,3 +50,96 @@ def _settings(optimizer) -> dict:
         return optimizer.get_config() | {"learning_rate": rate}
     finally:
         optimizer._learning_rate = rate
+
+
+# What model parallelism refuses -------------------------------------------------------------------
+
+
+def check_model_parallel(samples: int, stages: int, micro_batches: int, schedule: str) -> None:
+    """Raise ValueError for a schedule that is not there, and numbers that don't fit."""
+    if schedule not in ("gpipe", "1f1b"):
+        raise ValueError(f"schedule must be gpipe or 1f1b, not {schedule!r}")
+    if micro_batches < 1 or samples % micro_batches:
+        raise ValueError(f"{micro_batches} micro_batches do not divide a batch of {samples}")
+    if schedule == "1f1b" and micro_batches < stages:
+        raise ValueError(f"1f1b with {stages} stages needs {stages} micro_batches or more")
+
+
+def check_stage_optimizer(optimizer) -> None:
+    """Raise NotImplementedError for one that looks at the gradients of all stages together."""
+    if getattr(optimizer, "global_clipnorm", None):
+        raise NotImplementedError("global_clipnorm: a stage would clip by the norm of its own part")
+    if _scales(optimizer):
+        raise NotImplementedError(
+            "a scaled loss: a stage would look for overflow in its own part: train in bfloat16, "
+            "which needs no scale"
+        )
+
+
+def check_cut(model, names: list[str], devices: int) -> None:
+    """Raise ValueError for layers that begin no stage, NotImplementedError for other models."""
+    if not getattr(model, "inputs", None) or not getattr(model, "outputs", None):
+        raise NotImplementedError("only a functional or Sequential model is cut")
+    known = [layer.name for layer in model.layers]
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"cut: there is no layer {unknown[0]!r}; there are {', '.join(known)}")
+    if len(names) + 1 > devices:
+        raise ValueError(f"{len(names) + 1} stages need as many devices, not {devices}")
+
+
+@contextmanager
+def cutting(names: list[str]) -> Iterator[None]:
+    """Raise NotImplementedError where Keras makes no model of what lies between two layers."""
+    try:
+        yield
+    except ValueError as error:
+        reason = str(error).splitlines()[0]
+        raise NotImplementedError(f"cut: {', '.join(names)} can't be: {reason}") from None
+
+
+def check_parts(parts: list, names: list[str]) -> None:
+    """Raise NotImplementedError for stages that share a weight."""
+    owned = [key for part in parts for key in {id(weight) for weight in part.weights}]
+    if len(set(owned)) < len(owned):
+        raise NotImplementedError(f"cut: {', '.join(names)} can't be: stages share a weight")
+
+
+# What tensor parallelism refuses ------------------------------------------------------------------
+
+
+def check_keras() -> None:
+    """Raise NotImplementedError in tf_keras."""
+    if not hasattr(tf.keras, "StatelessScope"):
+        raise NotImplementedError("tf_keras can't call a model without its variables: use Keras 3")
+
+
+def check_dense(layer) -> None:
+    """Raise NotImplementedError for a layer other than Dense."""
+    if not isinstance(layer, tf.keras.layers.Dense):
+        kind = type(layer).__name__
+        raise NotImplementedError(f"pairs: {layer.name} is a {kind}, only Dense is split")
+
+
+def check_tensor_parallel(model, optimizer) -> None:
+    """Raise NotImplementedError for an optimizer or a weight that DTensor has no way to train."""
+    for layer in model._flatten_layers():
+        # A subclass with a `call` of its own may give a dense gradient, as DTensor does.
+        sparse = getattr(type(layer), "call", None) is tf.keras.layers.Embedding.call
+        if sparse and not isinstance(optimizer, tf.keras.optimizers.SGD):
+            raise NotImplementedError(
+                f"on one device {type(optimizer).__name__} squares the sparse gradient of "
+                f"{layer.name!r} otherwise: SGD alone trains an Embedding in parts as there"
+            )
+    for variable in model.trainable_variables:
+        if variable.constraint is not None:
+            name = variable.path.removeprefix(f"{model.name}/")
+            raise NotImplementedError(f"{name} has a constraint: variables of DTensor have none")
+    if _scales(optimizer):
+        raise NotImplementedError("a scaled loss: train in bfloat16, which needs no scale")
+    if isinstance(optimizer, getattr(tf.keras.optimizers, "Muon", ())):
+        raise NotImplementedError("Muon asks for the paths of variables: DTensor's have none")
+
+
+def _scales(optimizer) -> bool:
+    scales = isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer)
+    return bool(scales or getattr(optimizer, "loss_scale_factor", None))

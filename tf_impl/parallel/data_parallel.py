@@ -1,55 +1,47 @@
 """Data parallelism: replicas of a model, each on its part of the batch, on one machine or many.
 
+    model, optimizer, loss_fn = apply_data_parallel(build)  # in each process of TF_CONFIG
+    step = make_train_step(model, optimizer, loss_fn)
+    for (x, y), samples in distribute(model, dataset):
+        loss = step(x, y, samples)
+
 What it changes: every replica runs forward and backward on its shard of the global batch, gradients
 are summed over all of them, and each applies the same update. Shards are disjoint and complete, and
 a shard counts by its samples, so n replicas train to the weights of one process with the whole
-batch, also where the last batch of an epoch is smaller. `processes` is MultiWorkerMirroredStrategy,
-`accumulated` exchanges gradients once in several micro-batches, `compiled` compiles forward and
-backward with XLA, `one_process` is MirroredStrategy, over GPUs or logical devices of a CPU, `tpu`
-TPUStrategy.
-
-BatchNorm sees each replica's shard, and the moving statistics kept are those of the first; with
-`synchronised_norm` it sees the global batch, for three small exchanges a layer.
-
-A loss has to be a mean over samples. One with class weights, or over the labels that are no padding
-(`ignore_class`), is not: shards with few of them weigh more, and the weights end elsewhere. Let
-`loss_fn` divide the sum by the samples instead.
+batch, also where the last batch is smaller. BatchNorm sees each replica's shard, unless
+`synchronised_norm`; dropout draws other masks, in Keras 3 the same on each replica. A loss has to
+be a mean over samples: with class weights, or over the labels that are no padding (`ignore_class`),
+shards with few of them weigh more. Let `loss_fn` divide the sum by the samples instead.
 
 Its twin: `pt_impl/parallel/data_parallel.py`.
 
-Where the frameworks differ and why:
-- Variables are mirrored where they are made, so `apply_data_parallel` calls the function that makes
-  the model within the strategy's scope. DDP goes around a model that is there.
-- tf.distribute sums gradients, DDP divides the sum by the replicas; both weigh a shard's mean loss
-  by its share of the samples. The graph's scheduler decides what overlaps; DDP sends buckets.
-- `experimental_distribute_dataset` hands out the shards here, a sampler in each process there.
-- Variables are whole on each replica: FSDP has no twin. `tpu` has never met one.
-- `BatchNormalization(synchronized=True)` runs everywhere; nn.SyncBatchNorm runs on GPUs only.
-- Each process opens its port of TF_CONFIG on every interface, gloo binds to one. On one machine
-  `launch` gives the processes a network of their own.
-- `fit` works under MirroredStrategy, and equals one device; under MultiWorkerMirroredStrategy that
-  of Keras 3 fails (keras#20585), as its gradient accumulation does under both (#20582). One loop
-  serves all of them here.
-- Keras 3 clips a replica's gradients, and looks for overflow in them, before they are summed, so
-  optimizers that clip and LossScaleOptimizer are refused.
+Where the frameworks differ and why: variables are mirrored where they are made, so
+`apply_data_parallel` calls the function that makes the model within the strategy's scope; DDP goes
+around a model that is there. tf.distribute sums gradients, DDP divides the sum by the replicas.
+Variables are whole on each replica: FSDP has no twin. Keras's own `fit` works under
+MirroredStrategy; that of Keras 3 fails under MultiWorkerMirroredStrategy (keras#20585).
 
 When it helps and when it hurts: it helps where a step is long beside the exchange of gradients,
 2 (n - 1) / n times their size through each link. Replicas on the cores of one CPU gain nothing.
-Dropout draws other masks than one process does, in Keras 3 the same on each replica.
 
-Run it alone: `python -m tf_impl.parallel.data_parallel` trains on one and two replicas. Its
-functions are called in each process of `TF_CONFIG`: `tf_impl/kit/replicas.py` starts them here, and
-says how on many machines.
+Run it alone: `python -m tf_impl.parallel.data_parallel` trains on one and two replicas.
+`tf_impl/kit/replicas.py` starts the processes, and says how on many machines. Each opens its port
+of TF_CONFIG on every interface; there, gloo binds to one.
 
-Copy with it: `tf_impl/kit/calling.py`, `tf_impl/kit/collectives.py`.
+Copy with it: `tf_impl/kit/calling.py`, `tf_impl/kit/checks/data_parallel.py`.
 """
-
-from glob import glob
 
 import tensorflow as tf
 
-from tf_impl.kit.calling import call_arguments
-from tf_impl.kit.collectives import synchronise_norms
+from tf_impl.kit.calling import add_own_losses, call, layers, rows
+from tf_impl.kit.checks.data_parallel import (
+    check_communication,
+    check_cores,
+    check_data_parallel,
+    check_dense,
+    check_optimizer,
+    check_tpu,
+)
 
 
 def apply_data_parallel(
@@ -66,14 +58,14 @@ def apply_data_parallel(
             scope of MultiWorkerMirroredStrategy, in which other techniques are applied, too.
         bucket_mb: of gradients in one exchange.
         communication: "auto", "ring" or "nccl".
-        synchronised_norm: let BatchNormalization see the global batch.
+        synchronised_norm: let BatchNormalization see the global batch, for three small exchanges a
+            layer. Else the moving statistics kept are those of the first replica.
 
     Returns what the function does.
     Raises NotImplementedError for a model that is made already, and an optimizer that clips or
     scales the loss.
     """
-    if isinstance(model, tf.keras.Model):
-        raise NotImplementedError("variables are mirrored where they are made: give the function")
+    check_data_parallel(model)
     options = tf.distribute.experimental.CommunicationOptions(
         bytes_per_pack=int(bucket_mb * 2**20), implementation=communication
     )
@@ -130,14 +122,11 @@ def make_train_step(
             size = tf.identity(size)
         total, gradients = 0.0, [None for _ in variables]
         for part in range(micro_batches):
-            rows = slice(part * size // micro_batches, (part + 1) * size // micro_batches)
-            own_x, own_y = tf.nest.map_structure(
-                lambda shard, rows=rows: None if shard is None else shard[rows], (x, y)
-            )
-            share = tf.cast(rows.stop - rows.start, tf.float64) / tf.cast(whole, tf.float64)
+            ends = [place * size // micro_batches for place in (part, part + 1)]
+            part_x, part_y = rows((x, y), *ends)
             before = [gradient for gradient in gradients if gradient is not None]
             with tf.control_dependencies(before):  # one micro-batch after another
-                loss, own = _backward(model, loss_fn, own_x, own_y, share)
+                loss, own = _backward(model, loss_fn, part_x, part_y, (ends[1] - ends[0]) / whole)
             if synchronise_each and part < micro_batches - 1:
                 own = _mean_over_replicas(own)
             gradients = [_sum(old, new) for old, new in zip(gradients, own, strict=True)]
@@ -173,14 +162,8 @@ def accumulated(
 ) -> tuple:
     """Exchange gradients once a step, after the last of its micro-batches."""
     model, optimizer, loss_fn = apply_data_parallel(build, synchronised_norm=synchronised_norm)
-    step = make_train_step(
-        model,
-        optimizer,
-        loss_fn,
-        micro_batches=micro_batches,
-        synchronise_each=synchronise_each,
-    )
-    return model, optimizer, step
+    settings = {"micro_batches": micro_batches, "synchronise_each": synchronise_each}
+    return model, optimizer, make_train_step(model, optimizer, loss_fn, **settings)
 
 
 def compiled(build) -> tuple:
@@ -192,8 +175,7 @@ def compiled(build) -> tuple:
         return _backward(model, loss_fn, x, y, share)
 
     def replica_step(x, y, samples):
-        share = tf.cast(tf.shape(samples)[0], tf.float64) / tf.cast(samples[0], tf.float64)
-        loss, gradients = backward(x, y, share)
+        loss, gradients = backward(x, y, tf.shape(samples)[0] / samples[0])
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
 
@@ -211,8 +193,7 @@ def one_process(build, *, replicas: int = 2, communication: str = "auto") -> tup
         "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce(),
         "reduce_to_one_device": tf.distribute.ReductionToOneDevice(),
     }
-    if communication not in ways:
-        raise ValueError(f"unknown communication {communication!r}: {', '.join(ways)}")
+    check_communication(communication, ways)
     kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
     devices = [f"{kind}:{index}" for index in range(replicas)]
     strategy = tf.distribute.MirroredStrategy(devices, ways[communication])
@@ -224,16 +205,16 @@ def one_process(build, *, replicas: int = 2, communication: str = "auto") -> tup
 def tpu(build, *, replicas: int = 8) -> tuple:
     """TPUStrategy: the cores of this machine's TPU, which have to be as many as the replicas.
 
+    It has never met one.
+
     Raises NotImplementedError where there is no TPU.
     """
-    if not glob("/dev/accel*") + glob("/dev/vfio/[0-9]*"):
-        raise NotImplementedError("TPUStrategy needs a TPU, and this machine has none")
+    check_tpu()
     resolver = tf.distribute.cluster_resolver.TPUClusterResolver("local")
     tf.config.experimental_connect_to_cluster(resolver)
     tf.tpu.experimental.initialize_tpu_system(resolver)  # before anything else runs
     strategy = tf.distribute.TPUStrategy(resolver)
-    if strategy.num_replicas_in_sync != replicas:
-        raise ValueError(f"a TPU of {strategy.num_replicas_in_sync} cores, not {replicas}")
+    check_cores(strategy.num_replicas_in_sync, replicas)
     with strategy.scope():
         model, optimizer, loss_fn = _made(build)
     return model, optimizer, make_train_step(model, optimizer, loss_fn)
@@ -245,40 +226,26 @@ def tpu(build, *, replicas: int = 8) -> tuple:
 def _made(build, synchronised_norm: bool = False) -> tuple:
     """Model, optimizer and loss function, made within the scope of a strategy."""
     model, optimizer, loss_fn = build()
-    if not hasattr(optimizer, "build"):
-        raise NotImplementedError(
-            "a legacy optimizer: take the one of its name in keras.optimizers"
-        )
-    if hasattr(tf.keras, "StatelessScope"):  # Keras 3
-        for name in ("clipnorm", "global_clipnorm", "clipvalue", "gradient_accumulation_steps"):
-            if getattr(optimizer, name, None):
-                raise NotImplementedError(
-                    f"{name}: Keras 3 does this on each replica, before gradients are summed"
-                )
-        if optimizer.use_ema and optimizer.ema_overwrite_frequency:
-            raise NotImplementedError(
-                "ema_overwrite_frequency: Keras 3 overwrites outside of replicas alone: let"
-                " finalize_variable_values do it after training"
-            )
-        scales = isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer)
-        if scales or getattr(optimizer, "loss_scale_factor", None):
-            raise NotImplementedError(
-                "a scaled loss: Keras 3 looks for overflow on each replica, before gradients "
-                "are summed: train in bfloat16, which needs no scale"
-            )
+    check_optimizer(optimizer)
     if synchronised_norm:
-        synchronise_norms(model)
+        _synchronise_norms(model)
     # Its state is made here: what a step's graph makes can't be copied from replica to replica.
     optimizer.build(model.trainable_variables)
     return model, optimizer, loss_fn
 
 
+def _synchronise_norms(model) -> None:
+    for layer in layers(model):
+        if isinstance(layer, tf.keras.layers.BatchNormalization):
+            layer.synchronized = True
+            if getattr(layer, "fused", False):  # tf_keras: a kernel that knows its own batch alone
+                layer.fused = False
+
+
 def _backward(model, loss_fn, x, y, share) -> tuple:
     """Loss and gradients of a part of the global batch, which count by its share."""
-    arguments, named = call_arguments(model, x)
     with tf.GradientTape() as tape:
-        loss = loss_fn(model(*arguments, **named, training=True), y)
-        loss = sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
+        loss = add_own_losses(loss_fn(call(model, x, training=True), y), model)
         loss *= tf.cast(share, loss.dtype)
     return loss, tape.gradient(loss, model.trainable_variables)
 
@@ -299,8 +266,7 @@ def _mean_over_replicas(gradients: list) -> list:
     """What the optimizer, which will sum it over the replicas, makes the sum of."""
     replica = tf.distribute.get_replica_context()
     reached = [own for own in gradients if own is not None]
-    if any(isinstance(own, tf.IndexedSlices) for own in reached):
-        raise NotImplementedError("synchronise_each: sparse gradients would count several times")
+    check_dense(reached)
     means = iter(replica.all_reduce(tf.distribute.ReduceOp.MEAN, reached))
     return [None if own is None else next(means) for own in gradients]
 
@@ -318,23 +284,18 @@ def _sum(old, new):
 
 def main() -> None:
     """Train the digits CNN on one and two replicas; print rates, losses and their distance."""
-    import tempfile
-    from pathlib import Path
     from statistics import median
 
-    from shared import datasets, parallel
-    from shared.specs import TASKS
+    from shared import parallel
     from tf_impl.kit import replicas
+    from tf_impl.kit.demo import Demo
 
-    with tempfile.TemporaryDirectory() as folder:
-        folder = datasets.materialise(TASKS["digits-cnn"].dataset, Path(folder))
-        digits = tuple(map(tf.constant, datasets.load(folder, "train")))
     make, build = f"{__spec__.name}:processes", "tf_impl.kit.examples:digits_cnn"
-    results = []
+    digits, settings, results = Demo("digits-cnn").train, {"synchronised_norm": True}, []
     print("replicas  samples/s  last loss")
     for count in (1, 2):
         run = parallel.Run(replicas=count, global_batch=64, steps=50)
-        results.append(replicas.launch(make, build, digits, run, {"synchronised_norm": True}))
+        results.append(replicas.launch(make, build, digits, run, settings))
         rate = 64 / median(results[-1].step_s)
         print(f"{count:8}{rate:11.0f}{results[-1].losses[-1]:11.4f}")
     print(f"largest relative distance of a weight tensor: {parallel.distance(*results):.1e}")

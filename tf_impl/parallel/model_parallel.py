@@ -1,5 +1,9 @@
 """Model parallel: one model in stages on several devices, a batch or micro-batches at a time.
 
+    stages = apply_model_parallel(model, micro_batch_x, cut="block1")
+    step = make_train_step(stages, optimizer, loss_fn, micro_batches=4, schedule="1f1b")
+    loss = step(x, y, samples)
+
 What it changes: where layers are and what travels between them. A stage holds layers in a row and
 their optimizer; activations go to the next stage, and their gradients come back. In the plain layer
 split one stage works at a time. A pipeline cuts the batch into micro-batches, so that stages work
@@ -8,12 +12,11 @@ side by side: all forward, then all back (GPipe, Huang et al., 2019), or back as
 
 Its twin: `pt_impl/parallel/model_parallel.py`.
 
-Where the frameworks differ and why:
-- TensorFlow has one process with a device a stage; on a CPU they share its memory, nothing is sent.
-  PyTorch has a process a stage, which talks to the others through gloo or, on GPUs, NCCL.
-- A functional Keras model is a graph already: a stage is a copy of the layers in between, made
-  below `tf.device`. PyTorch traces the model and cuts the trace before a named module.
-- A schedule is one graph with control dependencies here, and a loop in each process there.
+Where the frameworks differ and why: TensorFlow has one process with a device a stage; on a CPU they
+share its memory, nothing is sent. PyTorch has a process a stage. A functional Keras model is a
+graph already: a stage is a copy of the layers in between, made below `tf.device`; PyTorch traces
+the model and cuts the trace. A schedule is one graph with control dependencies here, which says
+what must wait, and the executor runs what is ready; there it is a loop in each process.
 
 When it helps and when it hurts: it helps where a model does not fit into one device; else one, or
 data parallel, is faster. p stages and m micro-batches of even cost idle for (p-1)/(m+p-1) of the
@@ -32,7 +35,14 @@ import numpy as np
 import tensorflow as tf
 
 from tf_impl.kit.copying import copy_model
-from tf_impl.kit.optimizers import copy_optimizer
+from tf_impl.kit.optimizers import (
+    check_cut,
+    check_model_parallel,
+    check_parts,
+    check_stage_optimizer,
+    copy_optimizer,
+    cutting,
+)
 
 
 @dataclass(frozen=True)
@@ -88,17 +98,11 @@ def apply_model_parallel(model, x, *, cut: str):
     cut.
     """
     names = [name.strip() for name in cut.split(",")]
-    if not getattr(model, "inputs", None) or not getattr(model, "outputs", None):
-        raise NotImplementedError("only a functional or Sequential model is cut")
-    known = [layer.name for layer in model.layers]
-    if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"cut: there is no layer {unknown[0]!r}; there are {', '.join(known)}")
     kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
     devices = [device.name for device in tf.config.list_logical_devices(kind)]
-    if len(names) + 1 > len(devices):
-        raise ValueError(f"{len(names) + 1} stages need as many devices, not {len(devices)}")
-    parts, stages = _cut(model, names, known), []
-    for part, device in zip(parts, devices[: len(parts)], strict=True):
+    check_cut(model, names, len(devices))
+    stages = []
+    for part, device in zip(_cut(model, names), devices, strict=False):
         with tf.device(device):
             copy = copy_model(part, x)
         paths = [getattr(w, "path", w.name).removeprefix(f"{model.name}/") for w in part.weights]
@@ -107,25 +111,19 @@ def apply_model_parallel(model, x, *, cut: str):
     return stages
 
 
-def _cut(model, names: list[str], known: list[str]) -> list[tf.keras.Model]:
+def _cut(model, names: list[str]) -> list[tf.keras.Model]:
     """What lies between the layers of these names, as models that share the model's layers."""
     one = isinstance(model, tf.keras.Sequential)  # whose ends have no structure
     entering, end = (model.inputs[0], model.outputs[0]) if one else (model.input, model.output)
-    parts, seen = [], set()
-    for name in [*sorted(names, key=known.index), None]:
+    order, parts = [layer.name for layer in model.layers], []
+    for name in [*sorted(names, key=order.index), None]:
         leaving = model.get_layer(name).input if name else end
         if leaving is entering:
             raise ValueError(f"cut: nothing is left for the stage before {name!r}")
-        try:
+        with cutting(names):
             parts.append(tf.keras.Model(entering, leaving))
-        except ValueError as error:
-            reason = str(error).splitlines()[0]
-            raise NotImplementedError(f"cut: {', '.join(names)} can't be: {reason}") from None
-        owned = {id(weight) for weight in parts[-1].weights}
-        if seen & owned:
-            raise NotImplementedError(f"cut: {', '.join(names)} can't be: stages share a weight")
-        seen |= owned
         entering = leaving
+    check_parts(parts, names)
     return parts
 
 
@@ -141,8 +139,11 @@ def make_train_step(model, optimizer, loss_fn, *, micro_batches: int = 1, schedu
     Raises NotImplementedError for an optimizer that clips by the norm of all gradients, expects a
     scaled loss, or leaves variables out of its decay by anything but their names.
     """
-    _refuse(optimizer)
-    optimizers = [_like(optimizer, stage) for stage in model]
+    check_stage_optimizer(optimizer)
+    optimizers = []
+    for stage in model:
+        with tf.device(stage.device):
+            optimizers.append(copy_optimizer(optimizer, stage.model.trainable_variables))
 
     @tf.function(jit_compile=False)
     def step(x, y, samples):
@@ -176,21 +177,14 @@ def pipeline(build, x, *, cut: str, micro_batches: int, schedule: str = "gpipe")
     Raises ValueError for names that are not there and numbers that don't fit, NotImplementedError
     for models and optimizers that can't be split.
     """
-    stages, samples = len(cut.split(",")) + 1, len(tf.nest.flatten(x)[0])
-    if schedule not in ("gpipe", "1f1b"):
-        raise ValueError(f"schedule must be gpipe or 1f1b, not {schedule!r}")
-    if micro_batches < 1 or samples % micro_batches:
-        raise ValueError(f"{micro_batches} micro_batches do not divide a batch of {samples}")
-    if schedule == "1f1b" and micro_batches < stages:
-        raise ValueError(f"1f1b with {stages} stages needs {stages} micro_batches or more")
+    samples = len(tf.nest.flatten(x)[0])
+    check_model_parallel(samples, len(cut.split(",")) + 1, micro_batches, schedule)
     model, optimizer, loss_fn = build()
-    _refuse(optimizer)
+    check_stage_optimizer(optimizer)  # before the model is copied
     micro_batch = tf.nest.map_structure(lambda whole: whole[: samples // micro_batches], x)
     stages = apply_model_parallel(model, micro_batch, cut=cut)
-    step = make_train_step(
-        stages, optimizer, loss_fn, micro_batches=micro_batches, schedule=schedule
-    )
-    return stages, optimizer, step
+    settings = {"micro_batches": micro_batches, "schedule": schedule}
+    return stages, optimizer, make_train_step(stages, optimizer, loss_fn, **settings)
 
 
 # Parts ------------------------------------------------------------------------------------------
@@ -258,23 +252,6 @@ def _split(samples, micro_batches: int) -> list:
     """The micro-batches of a structure of tensors."""
     parts = [tf.split(part, micro_batches) for part in tf.nest.flatten(samples)]
     return [tf.nest.pack_sequence_as(samples, each) for each in zip(*parts, strict=True)]
-
-
-def _refuse(optimizer) -> None:
-    if getattr(optimizer, "global_clipnorm", None):
-        raise NotImplementedError("global_clipnorm: a stage would clip by the norm of its own part")
-    scales = isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer)
-    if scales or getattr(optimizer, "loss_scale_factor", None):
-        raise NotImplementedError(
-            "a scaled loss: a stage would look for overflow in its own part: train in bfloat16, "
-            "which needs no scale"
-        )
-
-
-def _like(optimizer, stage: Stage):
-    """An optimizer of the same settings for the variables of a stage, on its device."""
-    with tf.device(stage.device):
-        return copy_optimizer(optimizer, stage.model.trainable_variables)
 
 
 def main() -> None:

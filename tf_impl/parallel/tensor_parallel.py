@@ -1,5 +1,9 @@
 """Tensor parallel: parts of the same layers on several devices; with replicas, a hybrid.
 
+    mesh = dtensor.create_mesh([("data", replicas), ("model", 2)], devices=devices)
+    split = apply_tensor_parallel(model, mesh, plan_pairs(model, pairs="block*.up > block*.down"))
+    step = make_train_step(split, optimizer, loss_fn, mesh)
+
 What it changes: pairs of dense layers lose none of their arithmetic, but each device has a part of
 it. The first of a pair is split by its outputs, the second by its inputs, so that a device computes
 its part of what lies between them, and one sum over all devices ends the pair; going back there is
@@ -8,25 +12,16 @@ way, and takes its part of the batch. Losses and weights are those of one device
 
 Its twin: `pt_impl/parallel/tensor_parallel.py`.
 
-Where the frameworks differ and why:
-- TensorFlow has one process with a device for each part; on a CPU these share its memory. PyTorch
-  has a process for each, which talks to the others through gloo or, on GPUs, NCCL.
-- Variables have a layout here (DTensor), and the compiler finds out what travels. A plan names
-  modules and how to split them there (`parallelize_module`).
-- Keras 3's own distribution works with JAX alone. Its models are called without their variables
-  here (`stateless_call`), and variables of DTensor take their place, in the optimizer too.
-- DTensor's graphs let a read of a variable overtake the assignment before it, so the optimizer runs
-  eagerly, an operation at a time, which costs most of a small model's step.
-- Gradients of embeddings are dense here. On one device they are sparse, and optimizers of Keras 3
-  that square gradients square the parts of a row before they add them, and so end elsewhere: an
-  `Embedding` is refused with all optimizers but SGD.
-- Each replica holds all of its part here. There the hybrid shards parameters, gradients and the
-  optimizer's state over the replicas (FSDP2: ZeRO, Rajbhandari et al., 2020).
+Where the frameworks differ and why: TensorFlow has one process with a device for each part. Its
+variables have a layout (DTensor), and the compiler finds out what travels; PyTorch has a process
+for each, and a plan that names modules. Keras 3's own distribution works with JAX alone: models are
+called without their variables here (`stateless_call`), and DTensor's take their place. Each replica
+holds all of its part here; there the hybrid shards it over the replicas (FSDP2).
 
 When it helps and when it hurts: it helps where layers are wide and devices have the fastest links
 there are: two sums of activations a pair and step, in which all devices wait for one another. The
-other layers are computed by all. BatchNorm sees the whole batch here, that of a replica there;
-dropout draws other masks.
+other layers are computed by all. The optimizer runs an operation at a time here, which costs most
+of a small model's step. BatchNorm sees the whole batch; dropout draws other masks.
 
 Run it alone: `python -m tf_impl.parallel.tensor_parallel` prints two and four devices against one.
 
@@ -42,7 +37,7 @@ from tensorflow.experimental import dtensor
 
 from shared.pairs import check_pair, match_pairs
 from tf_impl.kit.calling import call_arguments
-from tf_impl.kit.optimizers import copy_optimizer
+from tf_impl.kit.optimizers import check_dense, check_keras, check_tensor_parallel, copy_optimizer
 
 
 @dataclass(frozen=True)
@@ -77,8 +72,7 @@ def apply_tensor_parallel(model, mesh, plan):
 
     Raises NotImplementedError in tf_keras.
     """
-    if not hasattr(tf.keras, "StatelessScope"):
-        raise NotImplementedError("tf_keras can't call a model without its variables: use Keras 3")
+    check_keras()
     axes = {}
     for name, split in plan.items():
         layer = model.get_layer(name)
@@ -108,9 +102,7 @@ def plan_pairs(model, *, pairs: str, shards: int = 2):
     for names in match_pairs(pairs, list(known)):
         first, second = (known[name] for name in names)
         for layer in (first, second):
-            if not isinstance(layer, tf.keras.layers.Dense):
-                kind = type(layer).__name__
-                raise NotImplementedError(f"pairs: {layer.name} is a {kind}, only Dense is split")
+            check_dense(layer)
         check_pair(*names, (first.units, second.kernel.shape[0]), shards)
         plan |= {first.name: "outputs", second.name: "inputs"}
     return plan
@@ -126,16 +118,7 @@ def make_train_step(model, optimizer, loss_fn, mesh):
     Raises NotImplementedError for an optimizer that Keras applies to a sparse gradient otherwise,
     for one that expects a scaled loss, for Muon, and for weights with a constraint.
     """
-    _refuse_sparse(model.model, optimizer)
-    for variable in model.model.trainable_variables:
-        if variable.constraint is not None:
-            name = variable.path.removeprefix(f"{model.model.name}/")
-            raise NotImplementedError(f"{name} has a constraint: variables of DTensor have none")
-    scales = isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer)
-    if scales or getattr(optimizer, "loss_scale_factor", None):
-        raise NotImplementedError("a scaled loss: train in bfloat16, which needs no scale")
-    if isinstance(optimizer, getattr(tf.keras.optimizers, "Muon", ())):
-        raise NotImplementedError("Muon asks for the paths of variables: DTensor's have none")
+    check_tensor_parallel(model.model, optimizer)
     with dtensor.default_mesh(mesh), tf.variable_creator_scope(_like(model.trained)):
         optimizer = copy_optimizer(optimizer, model.trained, model.model.trainable_variables)
 
@@ -157,7 +140,8 @@ def make_train_step(model, optimizer, loss_fn, mesh):
         constants = [_on_mesh(captured, mesh) for captured in graph.captured_inputs]
         graph.set_external_captures(constants)
         loss, found, changed = gradients(x, y)
-        with dtensor.default_mesh(mesh):  # eagerly: see above
+        # Eagerly: DTensor's graphs let a read of a variable overtake the assignment before it.
+        with dtensor.default_mesh(mesh):
             pairs = zip(found, model.trained, strict=True)
             reached = [pair for pair in pairs if pair[0] is not None]
             optimizer.apply_gradients(reached)
@@ -203,17 +187,6 @@ def _train_on(devices: list[str], build, pairs: str, shards: int) -> tuple:
     )
     split = apply_tensor_parallel(model, mesh, plan)
     return split, optimizer, make_train_step(split, optimizer, loss_fn, mesh)
-
-
-def _refuse_sparse(model, optimizer) -> None:
-    for layer in model._flatten_layers():
-        # A subclass with a `call` of its own may give a dense gradient, as here.
-        sparse = getattr(type(layer), "call", None) is tf.keras.layers.Embedding.call
-        if sparse and not isinstance(optimizer, tf.keras.optimizers.SGD):
-            raise NotImplementedError(
-                f"on one device {type(optimizer).__name__} squares the sparse gradient of "
-                f"{layer.name!r} otherwise: SGD alone trains an Embedding in parts as there"
-            )
 
 
 def _like(trained: list) -> Callable:
