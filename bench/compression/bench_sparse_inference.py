@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,7 @@ from bench.harness.sizes import model_size
 from shared import datasets
 from shared.specs import GPTSpec, parameter_shapes
 
-UNSUPPORTED = {
-    "pt": {
-        "export_file": "PyTorch has no file with sparse kernels: its exporters refuse CSR tensors",
-        "load_file": "PyTorch has no file with sparse kernels: its exporters refuse CSR tensors",
-    }
-}
+NO_FILE = "PyTorch has no file with sparse kernels: its exporters refuse CSR tensors"
 SAME = 1e-4  # relative L2: predictions of sparse and of dense kernels, the task's parity
 
 
@@ -107,7 +103,7 @@ def prepare(impl, work: Work) -> Prepared:
     settings = dict(work.settings)
     sparsity, kind = settings.pop("sparsity", 0.0), settings.pop("file", None)
     if kind and impl.__name__ == "pt_impl":
-        raise NotImplementedError(UNSUPPORTED["pt"]["export_file"])
+        raise NotImplementedError(NO_FILE)
     spec = work.task.model
     if settings.pop("narrower", False):
         spec = narrower(spec, sparsity)
@@ -127,13 +123,15 @@ def prepare(impl, work: Work) -> Prepared:
     if not kind:
         return row
 
+    files = import_module(f"{impl.__name__}.kit.sparse_files")
+
     def write(path):
         x, _ = impl.kit.data.to_device(
             *(part[:2] for part in datasets.load(Path(work.data), "train"))
         )
-        impl.compression.sparse_inference.export_file(model, x, path, sparse=kind == "sparse")
+        files.export_file(model, x, path, sparse=kind == "sparse")
 
-    return replace(row, write=write, read=impl.compression.sparse_inference.load_file)
+    return replace(row, write=write, read=files.load_file)
 
 
 def narrower(spec: GPTSpec, share: float) -> GPTSpec:

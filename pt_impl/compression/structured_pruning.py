@@ -139,10 +139,13 @@ def _cut(model: nn.Module, x, gone: list, training: bool) -> tuple[nn.Module, st
             if here:
                 removed.setdefault((use.name, use.side), set()).update(here)
                 cuts[use.name, use.side] = use.cut
-    for (name, side), channels in removed.items():
-        parent, _, own = name.rpartition(".")
-        owner = smaller.get_submodule(parent)
-        setattr(owner, own, cuts[name, side](getattr(owner, own), sorted(channels)))
+    try:
+        for (name, side), channels in removed.items():
+            parent, _, own = name.rpartition(".")
+            owner = smaller.get_submodule(parent)
+            setattr(owner, own, cuts[name, side](getattr(owner, own), sorted(channels)))
+    except Exception as error:  # such as of a weight that is computed
+        return model, f"torch_pruning can't cut it: {' '.join(str(error).split())}"
     return smaller, fault(smaller, model, x, removed, training) if removed else ""
 
 

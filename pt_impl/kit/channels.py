@@ -90,9 +90,9 @@ def outputs(model: nn.Module, x, training: bool) -> list[Tensor]:
     """
     for module in model.modules():
         module.training = training and any(module.children())
-    if isinstance(x, Mapping):
-        return _tensors(model(**x))
-    return _tensors(model(*x) if isinstance(x, tuple) else model(x))
+    x = copy.deepcopy(x)  # code may change it in place
+    by_name = isinstance(x, Mapping)
+    return _tensors(model(**x) if by_name else model(*x) if isinstance(x, tuple) else model(x))
 
 
 def _tensors(output) -> list[Tensor]:
@@ -135,8 +135,7 @@ class _Trace:
         self.parameters = {p: name for name, p in model.named_parameters()}
         nodes = self.graph.module2node
         run = {p for m in nodes if isinstance(m, nn.Module) for p in m.parameters()}
-        named = self.parameters.items()
-        self.not_run = [name for p, name in named if p not in run and p not in nodes]
+        self.not_run = [n for p, n in self.parameters.items() if p not in run and p not in nodes]
 
     def side(self, cut: Callable) -> str:
         reads = self.graph.is_in_channel_pruning_fn(cut)
@@ -196,5 +195,6 @@ def _width(layer: nn.Module) -> int:
 
 
 def _cut_parameter(axis: int, parameter: nn.Parameter, channels: list[int]) -> nn.Parameter:
-    rest = [c for c in range(parameter.shape[axis]) if c not in set(channels)]
-    return nn.Parameter(parameter.index_select(axis, torch.tensor(rest, device=parameter.device)))
+    rest = sorted(set(range(parameter.shape[axis])) - set(channels))
+    index = torch.tensor(rest, dtype=torch.long, device=parameter.device)
+    return nn.Parameter(parameter.index_select(axis, index))

@@ -597,6 +597,19 @@ class TensorFlow:
             "sparsity": raised(technique.apply_latency_pruning, given, **NOW | {"frequency": 0}),
         }
 
+    def regularized(self):
+        """Losses of a model's own with a regularizer of outputs: plain, and with masks of ones."""
+        keras, layers = self.tf.keras, self.tf.keras.layers
+        regular = layers.Dense(4, "relu", activity_regularizer="l2")
+        source = keras.Sequential([keras.Input((4,)), regular, layers.Dense(2)])
+        model, update = technique.apply_pruning(source, **NOW | {"final_sparsity": 0.0})
+        update(1)
+        found = []
+        for each in (source, model):
+            each(LEFT, training=True)
+            found.append(float(sum(each.losses)))
+        return found
+
     def fit(self):
         """Keras 3's `fit` over a layer that runs twice, a layer in another, adapted statistics."""
         keras, layers = self.tf.keras, self.tf.keras.layers
@@ -659,7 +672,10 @@ def main() -> None:
     scenarios += [regrowth, refusals, together, small_layers]
     scenarios += [] if sys.argv[1] == "tf" else [stages]  # the benchmark's rows run tf_keras
     scenarios += [own.foreign]
-    scenarios += [own.shared, own.computed] if FRAMEWORK == "pt" else [own.unsupported, own.latency]
+    if FRAMEWORK == "pt":
+        scenarios += [own.shared, own.computed]
+    else:
+        scenarios += [own.unsupported, own.latency, own.regularized]
     scenarios += [own.fit, own.widths] if sys.argv[1] == "tf" else []
     workers.report(scenarios)
 

@@ -20,9 +20,11 @@ from tests import workers
 from tests.workers import raised_on_one_line as raised
 
 FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
-impl = workers.implementation(FRAMEWORK, "compression.sparse_inference")
+OWN = ("kit.sparse_files",) if FRAMEWORK == "tf" else ()
+impl = workers.implementation(FRAMEWORK, "compression.sparse_inference", *OWN)
 kit = impl.kit
 technique = impl.compression.sparse_inference
+sparse_files = kit.sparse_files if FRAMEWORK == "tf" else None
 GPT = GPTSpec(vocabulary=11, sequence_length=6, width=16, heads=2, layers=1)
 
 random = np.random.default_rng(3)
@@ -106,8 +108,8 @@ def files():
     before, found = kit.models.export_weights(model), {}
     dense = np.array(kit.training.make_predict(model)(codes))
     for name, sparse in (("sparse", True), ("dense", False)):
-        path = technique.export_file(model, codes[:1], folder / name, sparse=sparse)
-        predict = technique.load_file(path)
+        path = sparse_files.export_file(model, codes[:1], folder / name, sparse=sparse)
+        predict = sparse_files.load_file(path)
         found[name] = {
             "all": np.array(predict(codes)).tolist(),
             "two": np.array(predict(codes[:2])).tolist(),
@@ -118,15 +120,15 @@ def files():
     found["wanted"] = dense.tolist()
     found["kept"] = all(np.array_equal(before[n], after[n]) for n in before)
     full = kit.models.build(GPT, weights(0.0))
-    found["no zeros"] = raised(technique.export_file, full, codes, folder / "full")
+    found["no zeros"] = raised(sparse_files.export_file, full, codes, folder / "full")
     found["written"] = (folder / "full").exists()
     (folder / "cut").write_bytes(path.read_bytes()[:1000])
     for name in ("cut", "missing"):
-        found[name] = raised(technique.load_file, folder / name)
+        found[name] = raised(sparse_files.load_file, folder / name)
     found["two outputs"] = own.two_outputs(folder / "two")
-    load, technique.load_file = technique.load_file, lambda path: lambda x: 2 * load(path)(x)
-    found["another"] = raised(technique.export_file, model, codes, folder / "another")
-    technique.load_file = load
+    load, sparse_files.load_file = sparse_files.load_file, lambda path: lambda x: 2 * load(path)(x)
+    found["another"] = raised(sparse_files.export_file, model, codes, folder / "another")
+    sparse_files.load_file = load
     found["left"] = [path.name for path in folder.glob("another*")]
     return found
 
@@ -301,7 +303,7 @@ class TensorFlow:
         row = self.tf.keras.Input((16,))
         model = self.tf.keras.Model(row, [layers.Dense(8)(row), layers.Dense(5)(row)])
         model.set_weights([np.where(abs(w) > 0.4, w, 0.0) for w in model.get_weights()])
-        found = technique.load_file(technique.export_file(model, x, path))(x)
+        found = sparse_files.load_file(sparse_files.export_file(model, x, path))(x)
         return [np.array(part).tolist() for part in (*found, *model(x))]
 
     def same_names(self):
@@ -331,7 +333,7 @@ class TensorFlow:
         masked(x, training=True)
         return [
             raised(technique.make_predict, masked),
-            raised(technique.export_file, masked, x, path),
+            raised(sparse_files.export_file, masked, x, path),
         ]
 
     def half(self):

@@ -324,6 +324,13 @@ def test_keras_3_prunes_in_fit(evidence):
     assert set(fit["kernels"].values()) == {0.5}
 
 
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_tf_a_regularizer_of_outputs_counts_as_without_masks(evidence, flavour):
+    plain, pruned = evidence[flavour]["regularized"]
+    assert plain > 0.0
+    assert abs(pruned / plain - 1) < 1e-6
+
+
 # Bad input ------------------------------------------------------------------------------------
 
 

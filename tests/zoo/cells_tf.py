@@ -579,10 +579,12 @@ def sparse_inference(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
         )
 
     def file():
+        from tf_impl.kit.sparse_files import export_file, load_file
+
         model = sparsified(a.foreign.build())
         wanted = parts(predict(model, a.x))
-        path = technique.export_file(model, a.x, a.folder / "model.tflite")
-        cell.near("outputs", parts(technique.load_file(path)(a.x)), wanted, a.rounding.of_files)
+        path = export_file(model, a.x, a.folder / "model.tflite")
+        cell.near("outputs", parts(load_file(path)(a.x)), wanted, a.rounding.of_files)
 
     return {"make_predict": sparse, "export_file": file}
 

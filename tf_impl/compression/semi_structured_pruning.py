@@ -1,22 +1,19 @@
 """Semi-structured pruning: two zeros in each four weights, the pattern of sparse tensor cores.
 
+    model = apply_two_to_four(model)  # a trained one; train it again, with an optimizer for it
+    model = finalize_two_to_four(model)
+
 What it changes: of each four weights of a dense or convolution kernel that read neighbouring inputs
 the two of smaller magnitude are masked, once, and stay masked while the model trains on (Mishra et
-al., 2021, "Accelerating Sparse Deep Neural Networks", section 4: train, prune once, train again
-from these weights with the same recipe). Of a group that the inputs do not fill two weights stay:
-a kernel of three inputs loses a third, one of two or fewer loses nothing.
+al., 2021, section 4: train, prune once, train again with the same recipe). Of a group that the
+inputs do not fill two weights stay: a kernel of three inputs loses a third, one of two nothing.
 
 Its twin: `pt_impl/compression/semi_structured_pruning.py`.
 
-Where the frameworks differ and why:
-- There are two routes here. In Keras 3, which has no pruning of its own, the layers' `call` reads
-  masked kernels, in any model that can be copied; gradients are masked too, as by
-  `torch.nn.utils.prune`. In tf_keras TensorFlow Model Optimization (tfmot) masks variables in the
-  forward pass, of functional and Sequential models: steps move masked weights, the next forward
-  pass sets them to zero again.
-- A GPU multiplies the pattern at up to twice the speed: in PyTorch through
-  `torch.sparse.to_sparse_semi_structured`. TensorFlow has no kernels for it; its converters keep
-  the zeros.
+Where the frameworks differ and why: Keras 3 has no pruning, so the layers' `call` reads masked
+kernels here, and gradients are masked, as by `torch.nn.utils.prune`. In tf_keras TensorFlow Model
+Optimization (tfmot) masks variables in the forward pass: steps move masked weights, the next pass
+sets them to zero again. Only PyTorch multiplies the pattern on a GPU; converters keep the zeros.
 
 When it helps and when it hurts: half of the weights by a rule that hardware can use, which costs
 less accuracy than channels do and more than free choice of the same number. On a CPU it buys
@@ -25,17 +22,21 @@ nothing: kernels stay dense tensors.
 Run it alone: `python -m tf_impl.compression.semi_structured_pruning` prints the dense model against
 the masked.
 
-Copy with it: `tf_impl/kit/copying.py`.
+Copy with it: `tf_impl/kit/checks/semi_structured_pruning.py`, `tf_impl/kit/copying.py`.
 """
 
-from collections import Counter
-from collections.abc import Iterator
 from inspect import isfunction, signature
 
 import numpy as np
 import tensorflow as tf
 
-from tf_impl.kit import copying
+from tf_impl.kit.checks.semi_structured_pruning import (
+    check_masked,
+    check_semi_structured_pruning,
+    is_tf_keras,
+    prunable,
+)
+from tf_impl.kit.copying import copy_model, copy_state, retrace
 
 
 def apply_two_to_four(model: tf.keras.Model) -> tf.keras.Model:
@@ -46,19 +47,23 @@ def apply_two_to_four(model: tf.keras.Model) -> tf.keras.Model:
     stays as it is. Finalize the copy before it is exported or saved.
 
     Raises ValueError for a model without variables, one that is masked already and one without such
-    layers; NotImplementedError for a kernel that two layers share, a model that Keras can't copy (a
-    subclassed one), and in tf_keras where tfmot can't follow: a layer that runs twice in a forward
-    pass, such layers within others.
-    Source: Mishra et al. (2021); `tfmot.sparsity.keras.prune_low_magnitude`, `sparsity_m_by_n`.
+    layers; NotImplementedError for a kernel that two layers share, a subclassed model, and in
+    tf_keras for a layer that runs twice in a forward pass and such layers within others.
+    Source: Mishra et al., 2021, "Accelerating Sparse Deep Neural Networks"; in tf_keras
+    `tfmot.sparsity.keras.prune_low_magnitude`, `sparsity_m_by_n`.
     """
-    layers = _prunable(model)
-    if not _is_tf_keras():
-        masked = copying.copy_model(model)
-        for layer in _prunable(masked):
-            layer.call = _MaskedCall(layer)
-        copying.retrace(masked)
-        return masked
-    _check_calls(model, layers)
+    layers = check_semi_structured_pruning(model)
+    if is_tf_keras():
+        return _wrap(model, layers)
+    masked = copy_model(model)
+    for layer in prunable(masked):
+        layer.call = _MaskedCall(layer)
+    retrace(masked)
+    return masked
+
+
+def _wrap(model: tf.keras.Model, layers: list) -> tf.keras.Model:
+    """Return a copy whose layers tfmot wraps, with masks from the beginning; in tf_keras."""
     sparsity = _tfmot().sparsity.keras
     once = sparsity.ConstantSparsity(0.5, begin_step=1, end_step=1, frequency=1)
     copies, wrapped = {}, []
@@ -72,15 +77,13 @@ def apply_two_to_four(model: tf.keras.Model) -> tf.keras.Model:
         copies[layer] = layer.__class__.from_config(config)
         if layer not in layers:
             return copies[layer]
-        wrapped.append(
-            sparsity.prune_low_magnitude(
-                copies[layer], pruning_schedule=once, sparsity_m_by_n=(2, 4)
-            )
-        )
+        # The wrapper calls the layer's `call`, which leaves this regularizer to `__call__`.
+        kept = {"activity_regularizer": layer.activity_regularizer, "sparsity_m_by_n": (2, 4)}
+        wrapped.append(sparsity.prune_low_magnitude(copies[layer], pruning_schedule=once, **kept))
         return wrapped[-1]
 
     masked = tf.keras.models.clone_model(model, clone_function=copy)
-    copying.copy_state(list(copies.items()))
+    copy_state(list(copies.items()))
     for wrapper in wrapped:
         wrapper.pruning_step.assign(1)  # where the schedule begins and ends; training counts on
         wrapper.pruning_obj.conditional_mask_update()
@@ -93,10 +96,8 @@ def finalize_two_to_four(model: tf.keras.Model) -> tf.keras.Model:
 
     Raises ValueError for a model without masks.
     """
-    layers = [layer for layer in model._flatten_layers() if _has_mask(layer)]
-    if not layers:
-        raise ValueError("the model has no masks: it comes from apply_two_to_four, and only once")
-    if _is_tf_keras():
+    layers = check_masked(model)
+    if is_tf_keras():
         sparsity = _tfmot().sparsity.keras
         callback = sparsity.UpdatePruningStep()
         callback.set_model(model)
@@ -107,7 +108,7 @@ def finalize_two_to_four(model: tf.keras.Model) -> tf.keras.Model:
         layer.kernel.assign(layer.kernel * layer.call.mask)
         layer.kernel.constraint = layer.call.constraint
         del layer.call
-    copying.retrace(model)
+    retrace(model)
     for traced in ("train_function", "test_function", "predict_function"):  # by `fit`, with masks
         setattr(model, traced, None)
     return model
@@ -159,100 +160,22 @@ def _tfmot():
     return tfmot
 
 
-def _is_tf_keras() -> bool:
-    return tf.keras.Model.__module__.partition(".")[0] == "tf_keras"
-
-
-def _has_mask(layer) -> bool:
-    """Whether it is wrapped by tfmot, or its `call` masks."""
-    return hasattr(layer, "pruning_obj") or isinstance(vars(layer).get("call"), _MaskedCall)
-
-
-def _prunable(model: tf.keras.Model) -> list:
-    """The dense and 2-D convolution layers; raise where they can't be pruned."""
-    subclassed = not (isinstance(model, tf.keras.Sequential) or getattr(model, "inputs", None))
-    if subclassed and _is_tf_keras():
-        raise NotImplementedError("tfmot prunes functional and Sequential models, not subclassed")
-    if subclassed:
-        raise NotImplementedError("a subclassed model says nothing of its inputs to copy it with")
-    if not model.built:
-        raise ValueError("the model has no variables yet: call it once on an example input")
-    if any(_has_mask(layer) for layer in model._flatten_layers()):
-        raise ValueError("the model has pruning masks already: finalize it first")
-    kinds = (tf.keras.layers.Dense, tf.keras.layers.Conv2D)
-    layers = [layer for layer in model._flatten_layers() if type(layer) in kinds]
-    found = [layer for layer in layers if getattr(layer, "groups", 1) == 1]
-    if not found:
-        raise ValueError("the model has no Dense or Conv2D to prune")
-    owners = Counter(id(w) for layer in model._flatten_layers() for w in _own_weights(layer))
-    for layer in found:
-        if getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None):
-            raise NotImplementedError(f"{layer.name!r} makes its kernel of others (LoRA, integers)")
-        if owners[id(layer.kernel)] > 1:
-            raise NotImplementedError(f"the kernel of {layer.name!r} has two owners")
-    return found
-
-
-def _own_weights(layer) -> list:
-    """A layer's weights, not those of layers within it."""
-    kept = getattr(layer, "_trainable_variables", None)  # Keras 3
-    return list(kept if kept is not None else layer._trainable_weights)
-
-
-def _check_calls(model: tf.keras.Model, layers: list) -> None:
-    """Raise where tfmot can't prune the layers."""
-    calls = Counter(_calls(model))
-    for layer in layers:
-        if calls[layer] != 1:
-            where = "runs more than once" if calls[layer] else "is within another layer"
-            raise NotImplementedError(
-                f"tfmot prunes what a functional model runs once a step, but {layer.name!r} {where}"
-            )
-
-
-def _calls(model: tf.keras.Model) -> Iterator:
-    """The layers that a forward pass calls, with those of models within the model."""
-    for level in model._nodes_by_depth.values():
-        for node in level:
-            yield node.layer
-            if getattr(node.layer, "_is_graph_network", False):
-                yield from _calls(node.layer)
-
-
 def main() -> None:
     """Print the digits CNN trained to its plateau, and from there on dense and masked."""
-    import tempfile
-    from pathlib import Path
+    from tf_impl.kit import training
+    from tf_impl.kit.demo import Demo
 
-    from shared import datasets
-    from shared.specs import TASKS
-    from shared.weights import init_weights
-    from tf_impl.kit import data, models, training
-
-    task = TASKS["digits-cnn"]
-    recipe, size = task.recipe, task.recipe.accuracy_batch_size
-    with tempfile.TemporaryDirectory() as folder:
-        folder = datasets.materialise(task.dataset, Path(folder))
-        train = data.to_device(*datasets.load(folder, "train"))
-        test = data.to_device(*datasets.load(folder, "test"))
-    weights = init_weights(task.model, seed=0)
-    print("model        accuracy  zeros in all kernels")
-    for name in ("trained", "dense", "two of four"):
-        model = models.build(task.model, weights)
-        if name == "two of four":
-            model = apply_two_to_four(model)
-        optimizer = training.make_optimizer(model, recipe)
-        step = training.make_train_step(model, optimizer, training.cross_entropy)
-        training.fit(step, *train, batch_size=size, epochs=recipe.epochs, seed=0)
-        if name == "two of four":
-            model = finalize_two_to_four(model)
-        predict = training.make_predict(model)
-        accuracy = training.evaluate(predict, *test, metric="accuracy", batch_size=size)
-        kernels = [v for k, v in models.export_weights(model).items() if k.endswith("kernel")]
-        zeros = sum((k == 0).sum() for k in kernels) / sum(k.size for k in kernels)
-        print(f"{name:12}{accuracy:9.1f}{zeros:22.3f}")
-        if name == "trained":
-            weights = models.export_weights(model)
+    demo = Demo("digits-cnn")
+    recipe = demo.task.recipe
+    model, optimizer, loss_fn = demo.build()
+    demo.fit(training.make_train_step(model, optimizer, loss_fn), epochs=recipe.epochs)
+    print(f"trained     {demo.score(model):6.1f}")
+    masked = apply_two_to_four(model)
+    for name, own in (("dense", model), ("two of four", masked)):
+        step = training.make_train_step(own, training.make_optimizer(own, recipe), loss_fn)
+        demo.fit(step, epochs=recipe.epochs)
+        print(f"{name:12}{demo.score(own):6.1f}")
+    finalize_two_to_four(masked)
 
 
 if __name__ == "__main__":

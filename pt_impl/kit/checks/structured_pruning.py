@@ -121,10 +121,10 @@ def _near(bar: float, ours: Tensor, theirs: Tensor) -> bool:
 @contextmanager
 def _unread(model: nn.Module, smaller: nn.Module, removed: dict) -> Iterator[None]:
     """Until the context ends, no layer of the model reads the channels, and they hold noise."""
-    noise = torch.Generator().manual_seed(0)
+    noise, parameters = torch.Generator().manual_seed(0), dict(model.named_parameters())
     with ExitStack() as stack:
         for (name, side), channels in removed.items():
-            if name in dict(model.named_parameters()):
+            if name in parameters:
                 continue
             module, gone = model.get_submodule(name), sorted(channels)
             if side == "in":
