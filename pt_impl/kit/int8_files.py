@@ -74,7 +74,7 @@ def _spell_out_numel(graph: fx.GraphModule) -> None:
                 count = graph.graph.call_function(operator.mul, (count, size))
         node.replace_all_uses_with(count)
         graph.graph.erase_node(node)
-    graph.recompile()
+        graph.recompile()
 
 
 def load_int8(path, *, threads: int = 0) -> Callable:
