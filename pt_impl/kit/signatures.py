@@ -121,13 +121,17 @@ def recording(model: nn.Module, target: str) -> Iterator[None]:
     """
     modes = {module: module.training for module in model.modules()}
     level, said = logging.root.manager.disable, io.StringIO()
+    fast = torch.backends.mha.get_fastpath_enabled()
     model.eval()
     logging.disable(logging.CRITICAL)
+    # One operator for a whole `nn.TransformerEncoderLayer`, which other runtimes lack.
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         with torch.no_grad(), contextlib.redirect_stderr(said), runtimes.translating(target):
             yield
     finally:
         logging.disable(level)
+        torch.backends.mha.set_fastpath_enabled(fast)
         for module, mode in modes.items():
             if module.training != mode:
                 module.train(mode)  # some do more in it, as LoRA does
