@@ -228,11 +228,14 @@ def _setting(name: str, value: Any) -> str | None:
     return {"bfloat16": "bf16", "float16": "fp16"}.get(value) if isinstance(value, str) else None
 
 
+FORMER = {"checks": "recipes"}  # what is a technique no more, and in published records is one
+
+
 @cache
 def families() -> dict[str, str]:
-    """Technique -> family, by where the benchmark files are."""
+    """Technique -> family, by where the benchmark files are; of records, those that are gone."""
     folder = Path(__file__).parents[1]
-    return {
+    return FORMER | {
         path.stem.removeprefix("bench_"): path.parent.name for path in folder.glob("*/bench_*.py")
     }
 
