@@ -266,9 +266,11 @@ else:
         model(tf.range(6))
         return model
 
+    def name_of(variable):
+        return getattr(variable, "path", variable.name)
+
     def parameters(model):
-        name = regularization._name
-        return {name(v): np.array(tf.convert_to_tensor(v)) for v in model.weights}
+        return {name_of(v): np.array(tf.convert_to_tensor(v)) for v in model.weights}
 
     def write(model, random):
         """The same numbers in both frameworks, by kind."""
@@ -357,7 +359,7 @@ else:
         return np.array(model(tf.ones((20, WIDTH)), training=training))
 
     def names(model):
-        return sorted(regularization._name(v) for v in model.weights)
+        return sorted(name_of(v) for v in model.weights)
 
     def dropped():
         """Attention with dropout, one that is off, one of each other kind."""
