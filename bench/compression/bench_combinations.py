@@ -9,10 +9,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from bench.analysis.prices import Price
 from bench.compression.bench_sparse_inference import pruned
 from bench.harness.examples import examples
-from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload, row
+from bench.harness.plan import Measure, Prepared, Price, Technique, Variant, Work, Workload, row
 from bench.harness.rows import need_cpu
 from bench.harness.stages import Stages
 from shared import teacher

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from bench.analysis.prices import Price
 from bench.harness.plan import (
     Measure,
     Prepared,
+    Price,
     Technique,
     Variant,
     Work,

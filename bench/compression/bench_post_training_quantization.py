@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.analysis.prices import Price
 from bench.harness.accuracy import even_batch
 from bench.harness.examples import examples
 from bench.harness.plan import (
     PREDICTIONS,
     Measure,
     Prepared,
+    Price,
     Technique,
     UserModel,
     Variant,

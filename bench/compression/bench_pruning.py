@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import count
 
-from bench.analysis.prices import Price
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, other_math
+from bench.harness.plan import Prepared, Price, Technique, Variant, Work, Workload, other_math
 from bench.harness.rows import plain
 from bench.harness.sizes import model_size
 from bench.harness.stages import train_on

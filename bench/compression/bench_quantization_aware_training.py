@@ -11,9 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bench.analysis.prices import Price
 from bench.harness.examples import examples
-from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload, row
+from bench.harness.plan import Measure, Prepared, Price, Technique, Variant, Work, Workload, row
 from bench.harness.rows import need_cpu
 from bench.harness.stages import Stages, train_plain
 

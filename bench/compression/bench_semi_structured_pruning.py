@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from bench.analysis.prices import Price
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, row
+from bench.harness.plan import Prepared, Price, Technique, Variant, Work, Workload, row
 from bench.harness.rows import plain
 from bench.harness.stages import train_on
 

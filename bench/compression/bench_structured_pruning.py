@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from bench.analysis.prices import Price
 from bench.harness.examples import examples
 from bench.harness.plan import (
     PREDICTIONS,
     Prepared,
+    Price,
     Technique,
     UserModel,
     Variant,

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from bench.analysis.prices import Price
-from bench.harness.plan import PREDICTIONS, Prepared, Technique, UserModel, Variant, Work, Workload
+from bench.harness.plan import (
+    PREDICTIONS,
+    Prepared,
+    Price,
+    Technique,
+    UserModel,
+    Variant,
+    Work,
+    Workload,
+)
 from bench.harness.rows import need_cpu
 from bench.probes import serving
 from bench.probes.serving import HALF_LOSSES, IN_PLACE, Route, row

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bench.analysis.prices import Price
-from bench.harness.plan import PREDICTIONS, Prepared, Technique, UserModel, Work, Workload
+from bench.harness.plan import PREDICTIONS, Prepared, Price, Technique, UserModel, Work, Workload
 from bench.probes import serving
 from bench.probes.serving import HALF_LOSSES, IN_PLACE, Route, row
 

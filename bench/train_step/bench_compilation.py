@@ -7,11 +7,11 @@ from functools import partial
 
 import numpy as np
 
-from bench.analysis.prices import Price
 from bench.harness.plan import (
     PREDICTIONS,
     TRAIN_STEP,
     Prepared,
+    Price,
     Technique,
     UserModel,
     Variant,

@@ -7,8 +7,7 @@ from itertools import count
 
 import numpy as np
 
-from bench.analysis.prices import Price
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, row
+from bench.harness.plan import Prepared, Price, Technique, Variant, Work, Workload, row
 
 # What one update must run, and what it must not: from operators of `update_operators`.
 MARKS = {

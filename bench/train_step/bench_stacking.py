@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 from functools import partial
 
-from bench.analysis.prices import Price
 from bench.harness.plan import (
     TRAIN_STEP,
     Prepared,
+    Price,
     Technique,
     UserModel,
     Variant,

@@ -13,13 +13,17 @@ from tf_impl.kit.tracing import inlined, outputs
 
 _PRODUCTS = ("Conv1D", "Conv2D", "DepthwiseConv2D", "Dense", "EinsumDense")
 # Layers between products whose output gets a grid of its own.
-_JOINTS = ("Add", "Subtract", "Multiply", "Average", "Concatenate", "Activation", "ReLU")
-_JOINTS += ("LeakyReLU", "GlobalAveragePooling1D", "GlobalAveragePooling2D")
+_JOINTS = (
+    *("Add", "Subtract", "Multiply", "Average", "Concatenate", "Activation", "ReLU"),
+    *("LeakyReLU", "GlobalAveragePooling1D", "GlobalAveragePooling2D"),
+)
 # Layers that give values that they got, so that these stay on their grid. LiteRT's averages of
 # windows lie on it, too: it has no others.
-_MOVERS = ("Flatten", "Reshape", "Permute", "ZeroPadding1D", "ZeroPadding2D", "MaxPooling1D")
-_MOVERS += ("MaxPooling2D", "AveragePooling1D", "AveragePooling2D")
-_MOVERS += ("GlobalMaxPooling1D", "GlobalMaxPooling2D")
+_MOVERS = (
+    *("Flatten", "Reshape", "Permute", "ZeroPadding1D", "ZeroPadding2D", "MaxPooling1D"),
+    *("MaxPooling2D", "AveragePooling1D", "AveragePooling2D"),
+    *("GlobalMaxPooling1D", "GlobalMaxPooling2D"),
+)
 
 
 def rounding_places(model: tf.keras.Model, inputs) -> dict:
