@@ -137,10 +137,12 @@ def keep_onnxruntime_float32(model: tf.keras.Model, calibration, path) -> Path:
     part = Path(f"{path}.part")
     with inlined():  # Keras has a function within the model for grouped convolutions
         program = trace(model, calibration)
+        graph, inputs, outputs = checks.frozen(program)
         with checks.refusals("tf2onnx cannot export it"):
-            tf2onnx.convert.from_function(
-                program,
-                program.input_signature,
+            tf2onnx.convert.from_graph_def(
+                graph,
+                input_names=inputs,
+                output_names=outputs,
                 opset=OPSET,
                 custom_op_handlers={"Erfc": (_erfc, [])},
                 output_path=str(part),

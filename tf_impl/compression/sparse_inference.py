@@ -34,7 +34,7 @@ from itertools import chain, count
 import numpy as np
 import tensorflow as tf
 
-from tf_impl.kit.checks.sparse_inference import check_sparse_inference
+from tf_impl.kit.checks.sparse_inference import check_sparse_inference, to_csr
 from tf_impl.kit.tracing import inlined, outputs
 
 
@@ -57,7 +57,7 @@ def make_predict(model: tf.keras.Model, *, min_sparsity: float = 0.7) -> Callabl
     """
     kernels = check_sparse_inference(model, min_sparsity)
     # Outputs by inputs, since the operator takes the sparse matrix first.
-    sparse = {layer: _to_csr(kernel.T) for layer, kernel in kernels.items()}
+    sparse = {layer: to_csr(kernel.T) for layer, kernel in kernels.items()}
 
     @tf.function(jit_compile=False, reduce_retracing=True)
     def predict(x):
@@ -78,10 +78,6 @@ def _by_name(layers: Iterable) -> dict:
         names = chain([layer.name], (f"{layer.name}_{number}" for number in count(1)))
         found[next(name for name in names if name not in found)] = layer
     return found
-
-
-def _to_csr(kernel: np.ndarray) -> tf.Tensor:
-    return tf.raw_ops.DenseToCSRSparseMatrix(dense_input=kernel, indices=tf.where(kernel != 0))
 
 
 def _bytes(matrix: tf.Tensor, dtype) -> int:

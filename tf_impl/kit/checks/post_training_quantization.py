@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
 from tf_impl.kit.tracing import check_example_inputs, one_line, outputs
 
@@ -27,6 +28,17 @@ def check_loops(function) -> None:
             "LiteRT's converter cannot calibrate inside of a loop, such as that of an LSTM: "
             "apply_dynamic_int8 can, or unroll=True takes the loop away"
         )
+
+
+def frozen(program) -> tuple:
+    """Return a traced function as a GraphDef with its weights as constants, its inputs and outputs.
+
+    tf2onnx takes constants that a function captures for inputs of the file.
+    """
+    concrete = program.get_concrete_function()
+    found = convert_variables_to_constants_v2(concrete, lower_control_flow=False)
+    names = [[tensor.name for tensor in each] for each in (found.inputs, found.outputs)]
+    return found.graph.as_graph_def(add_shapes=True), *names
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
-"""What sparse inference refuses: models without zeros enough, and dtypes without sparse kernels."""
+"""What sparse inference refuses, and the CSR matrices for which TensorFlow has no public name."""
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.ops.linalg.sparse.sparse_csr_matrix_ops import CSRSparseMatrix
 
 
 def check_sparse_inference(model: tf.keras.Model, min_sparsity: float) -> dict:
@@ -29,6 +30,15 @@ def check_sparse_inference(model: tf.keras.Model, min_sparsity: float) -> dict:
         if layer.compute_dtype not in ("float32", "float64"):
             raise NotImplementedError(f"{layer.name!r} computes in {layer.compute_dtype}")
     return kernels
+
+
+def to_csr(matrix: np.ndarray) -> tf.Tensor:
+    """Return a CSR matrix as `tf.raw_ops` take it.
+
+    The operator that makes one (`tf.raw_ops.DenseToCSRSparseMatrix`) gives it no shape that a
+    graph could read.
+    """
+    return CSRSparseMatrix(matrix)._matrix
 
 
 def refuse_masks(model: tf.keras.Model) -> None:
