@@ -10,6 +10,7 @@ import functools
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 
@@ -322,12 +323,18 @@ class PyTorch:
         with torch.autocast("cpu", torch.bfloat16):
             upstream = raised(model, x)
         kept = make_predict(model, keep_fp32="pair")(x)
+        recurrent, words = torch.nn.Sequential(torch.nn.LSTM(2, 2)), torch.ones(3, 2)
+        with mock.patch("torch.backends.cpu.get_cpu_capability", return_value="AVX2"):
+            lacking = raised(make_predict, recurrent)
+            kept_lstm = make_predict(recurrent, keep_fp32="0")(words)[0]
         half = torch.nn.Linear(2, 2).bfloat16()
         meta = torch.nn.Linear(2, 2, device="meta")
         return {
             "bilinear": raised(make_predict, model),
             "bilinear upstream": upstream,
             "bilinear kept": [str(kept.dtype), list(kept.shape)],
+            "lstm": lacking,
+            "lstm kept": str(kept_lstm.dtype),
             "half": raised(make_predict, half),
             "device": raised(make_predict, meta, dtype="float16"),
             "float32": raised(make_predict, meta, dtype="float32"),

@@ -202,6 +202,8 @@ def test_a_model_without_master_weights_is_refused(found):
         assert refused["bilinear"].startswith("NotImplementedError: a CPU's autocast does not cast")
         assert refused["bilinear"].endswith("keep_fp32='pair'")
         assert refused["bilinear kept"] == ["torch.float32", [3, 2]]
+        assert "without AVX-512 has no nn.LSTM in half precision: keep_fp32='0'" in refused["lstm"]
+        assert refused["lstm kept"] == "torch.float32"
         assert refused["device"].startswith("NotImplementedError: torch has no autocast")
         assert refused["float32"] is None
 

@@ -25,12 +25,26 @@ def check_mixed_precision(model: nn.Module, dtype: str, keep_fp32: str) -> list[
         if parameter.dtype in (torch.bfloat16, torch.float16):
             raise ValueError(f"master weights are float32, but {name} is {parameter.dtype}")
     _check_device(device, dtype)
+    if device == "cpu":
+        _check_layers(model, kept)
+    return kept
+
+
+def _check_layers(model: nn.Module, kept: list[nn.Module]) -> None:
+    """Raise NotImplementedError for layers without kernels under a CPU's autocast."""
+    # oneDNN has none for an LSTM in half precision, which torch asks it for, below AVX-512.
+    lacks_lstm = torch.backends.cpu.get_cpu_capability() in ("AVX2", "NO AVX")
     for name, module in model.named_modules():
-        if device == "cpu" and isinstance(module, nn.Bilinear) and module not in kept:
+        if module in kept:
+            continue
+        if isinstance(module, nn.Bilinear):
             raise NotImplementedError(
                 f"a CPU's autocast does not cast what nn.Bilinear gets: keep_fp32={name!r}"
             )
-    return kept
+        if isinstance(module, nn.LSTM) and lacks_lstm:
+            raise NotImplementedError(
+                f"a CPU without AVX-512 has no nn.LSTM in half precision: keep_fp32={name!r}"
+            )
 
 
 def _check_device(device: str, dtype: str) -> None:
