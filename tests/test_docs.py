@@ -56,6 +56,7 @@ PAGES = (
 )
 MADE = {f"docs/{name}.md" for name in ("any_model", "claims", "priorities", "report", "try_models")}
 MADE |= {f"docs/{name}.md" for name in ("attacked", "instructions", "tax", "validation")}
+MADE |= {"docs/upstream.md"}  # which tests/test_upstream.py tests
 CLIMBED = sorted(path.parent for path in ROOT.glob("docs/ladders/*/ladder.json"))
 NEEDS_A_GPU = "# needs a GPU"
 pytestmark = pytest.mark.timeout(240)

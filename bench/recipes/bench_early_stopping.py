@@ -16,7 +16,7 @@ TECHNIQUE = Technique(
         other_math("early_stopping", "early stopping", measured=TRAINED, kept=["stop"]),
     ),
     workloads=(
-        Workload("digits-few", "compute", "ordinary", accuracy=True, timed=False),
+        Workload("digits-few", "compute", accuracy=True, timed=False),
         Workload("digits-cnn", "compute", "ordinary", accuracy=True, timed=False),
     ),
     composed_of=("recipes.averaging",),

@@ -52,8 +52,10 @@ def named_batches(data: Iterable) -> Iterator[list[tuple[str, object]]]:
     A dict, or what is neither a pair nor three, is x alone.
     """
     if isinstance(data, tf.keras.utils.Sequence):  # in Keras 3 another name of PyDataset
-        data = (data[number] for number in range(len(data)))
-    for batch in data:
+        batches = (data[number] for number in range(len(data)))
+    else:
+        batches = data
+    for batch in batches:
         several = isinstance(batch, tuple | list) and len(batch) in (2, 3)
         parts = zip(("x", "y", "sample_weight"), batch if several else (batch,), strict=False)
         yield [leaf for name, part in parts for leaf in leaves(part, name)]
