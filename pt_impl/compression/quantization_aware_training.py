@@ -21,7 +21,7 @@ unused; there at most 4 bits are int4. Concatenations, averages and the last out
 and have 8 bits there.
 
 When it helps and when it hurts: below 8 bits, where rounding trained weights costs accuracy. At 8
-bits rounding alone usually loses nothing: try that first, since a step of this takes up to twice as
+bits rounding alone often loses little: try that first, since a step of this takes up to twice as
 long. It needs a trained model, data with labels, and a learning rate that is not large.
 
 Run it alone: `python -m pt_impl.compression.quantization_aware_training` prints the accuracy with

@@ -16,12 +16,12 @@ Its twin: `tf_impl/train_step/gradient_accumulation.py`.
 Where the frameworks differ and why: here `.grad` is the accumulator, and Python runs the parts in
 order. There gradients are values, and a graph may run whatever is ready, so each part has to wait
 for the sums before it. Replicas (DDP) and shards (FSDP2) exchange gradients in every backward pass:
-here all parts but the last keep theirs.
+here all parts but the last keep theirs, and FSDP2 holds gradients whole until then.
 
 When it helps and when it hurts: it helps where a batch does not fit into memory. Where it fits, it
 saves no time: the same arithmetic in smaller operators. If it makes the batch k times larger, the
 learning rate goes with it: k times for SGD, after a warm-up (Goyal et al., 2017, section 2.1), the
-square root of k for Adam (Malladi et al., 2022).
+square root of k for Adam, whose betas and epsilon change too (Malladi et al., 2022).
 
 Run it alone: `python -m pt_impl.train_step.gradient_accumulation` compares 32 samples a step, 128,
 and 4 x 32.

@@ -403,6 +403,7 @@ class PyTorch:
             "shuffles": nn.Sequential(nn.Conv2d(4, 3, 1), shuffling),
             "no layer": nn.Sequential(nn.ReLU()),
             "unknown": nn.Sequential(nn.Conv2d(4, 4, 1), nn.LocalResponseNorm(2), *head),
+            "transposed groups": nn.Sequential(nn.ConvTranspose2d(4, 4, 2, groups=2), *head),
             "no head": nn.Sequential(conv, nn.ReLU()),
             "mixes": Branch(lambda m, x: m.head(torch.softmax(m.conv(x), 1).mean((2, 3)))),
             "over channels": Branch(lambda m, x: m.head(m.conv(x).cumsum(1).mean((2, 3)))),

@@ -159,6 +159,7 @@ REASONS = {
         "flattens samples": "'conv': the model's code needs the channels it has: ",
         "splits": "'conv': the model's code needs the channels it has: ",
         "tied": "Linear shares its weight with another module",
+        "transposed groups": "ConvTranspose2d groups them with other channels",
         "branch": "'trunk': 'b.weight', which the example does not run, may read them",
         "no copy": "Python cannot copy the model: Only Tensors",
     },

@@ -20,7 +20,7 @@ rounded kernel, there the folded kernel is rounded. Weights of at most 4 bits ar
 grid of 15 values, and slower than int8; there all are int8. The last output has 8 bits here.
 
 When it helps and when it hurts: below 8 bits, where rounding trained weights costs accuracy. At 8
-bits rounding alone usually loses nothing: try that first, since a step of this takes up to twice as
+bits rounding alone often loses little: try that first, since a step of this takes up to twice as
 long. It needs a trained model, data with labels, and a learning rate that is not large.
 
 Run it alone: `python -m tf_impl.compression.quantization_aware_training` prints the accuracy with

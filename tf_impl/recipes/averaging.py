@@ -3,6 +3,7 @@
     average = make_exponential_average(model, decay=0.999)
     average.update_parameters(model)  # after each step
     with averaged(model, average):  # for an evaluation
+        update_statistics(model, batches)  # of a model with BatchNorm
 
 What it changes: not the training, but the weights that are used after it. An exponential average
 remembers about 1 / (1 - decay) steps (Polyak and Juditsky, 1992; Tarvainen and Valpola, 2017, "Mean

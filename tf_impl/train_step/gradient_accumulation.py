@@ -9,7 +9,8 @@ adds up their gradients and updates once. Each part counts by its share of sampl
 the gradient of the whole batch's mean loss. Only one part's activations are alive at a time. Not as
 in one large batch: BatchNorm normalises each part by itself and updates its moving statistics in
 each (`accumulated_statistics.py` updates them once); a loss that is no mean over samples, such as a
-mean over tokens that are not padding, or a contrastive one.
+mean over tokens that are not padding, or a contrastive one. For `fit` there is a mixin,
+`AccumulatedTraining`.
 
 Its twin: `pt_impl/train_step/gradient_accumulation.py`.
 
@@ -22,7 +23,7 @@ a schedule counts calls, and it fails under MirroredStrategy (keras#20582).
 When it helps and when it hurts: it helps where a batch does not fit into memory. Where it fits, it
 saves no time: the same arithmetic in smaller operators. If it makes the batch k times larger, the
 learning rate goes with it: k times for SGD, after a warm-up (Goyal et al., 2017, section 2.1), the
-square root of k for Adam (Malladi et al., 2022).
+square root of k for Adam, whose betas and epsilon change too (Malladi et al., 2022).
 
 Run it alone: `python -m tf_impl.train_step.gradient_accumulation` compares 32 samples a step, 128,
 and 4 x 32.

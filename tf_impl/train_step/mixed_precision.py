@@ -3,7 +3,7 @@
     precision = MixedPrecision(model)  # bfloat16
     with precision.policies():  # within the step's tf.function, around forward pass and gradients
         with tf.GradientTape() as tape:
-            loss = loss_fn(to_float32(model(x, training=True)), y)
+            loss = loss_fn(to_float32(model(x, training=True)), y) + sum(model.losses)
         gradients = tape.gradient(loss, model.trainable_variables)
 
 What it changes: convolutions and matrix products read and write bfloat16 or float16, and their

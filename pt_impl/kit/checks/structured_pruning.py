@@ -60,6 +60,8 @@ def _why_whole(model: nn.Module, group: Group, shared: set, not_run: list[str]) 
         module = model.get_submodule(use.name)
         if isinstance(module, nn.MultiheadAttention):
             return "nn.MultiheadAttention has one width for its inputs, heads and outputs"
+        if getattr(module, "transposed", False) and module.groups > 1:
+            return f"{type(module).__name__} groups them with other channels"
         if isinstance(module, nn.LSTM):
             return "nn.LSTM reads them, which torch_pruning cannot cut"
         if not shared.isdisjoint(module.parameters(recurse=False)):
