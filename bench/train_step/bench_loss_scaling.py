@@ -23,7 +23,9 @@ TECHNIQUE = Technique(
             loss_tolerance=FP16_LOSSES,
             title="float16 with loss scaling",
         ),
-        Variant("neutral", {"dtype": "float32"}, effort="full", title="float32 with loss scaling"),
+        Variant(
+            "scaled_fp32", {"dtype": "float32"}, effort="full", title="float32 with loss scaling"
+        ),
     ),
     workloads=(
         Workload("digits-cnn", "compute", accuracy=True),
@@ -41,7 +43,7 @@ TECHNIQUE = Technique(
     ),
     notes=(
         "float16 needs a GPU; on a CPU its rows are UNSUPPORTED.",
-        "neutral is the price of scaling: the plain step's results and a pass over all gradients.",
+        "scaled_fp32 is the price of scaling: the plain step's results and a pass over all gradients.",
     ),
 )
 

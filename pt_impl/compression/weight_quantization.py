@@ -1,6 +1,6 @@
 """Weight quantization: the weights of linear layers in 8 or 4 bits, everything else in float.
 
-    model = apply_int8(model, example_inputs)     # a copy, on the CPU
+    model = apply_int8(model, example_inputs)  # a copy, on the CPU
     predict = torch.compile(model)
 
 What it changes: what a linear layer reads. Its weights become integers and scales, in float32 again

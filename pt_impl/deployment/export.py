@@ -2,7 +2,7 @@
 
     path = export_onnx(model, example_inputs, "model.onnx")
     predict = shared.runtimes.load_onnx(path, threads=1)
-    logits = predict(array)                       # any number of samples
+    logits = predict(array)  # any number of samples
 
 What it changes: who runs the model. Its operators and weights are written to a file, which ONNX
 Runtime or OpenVINO optimize for the machine and run, with neither PyTorch nor the model's source

@@ -1,7 +1,7 @@
 """Native export: the model compiled ahead of time for PyTorch's own runtimes, and in place.
 
     path = export_package(model, example_inputs, "model.pt2")
-    predict = load_package(path, threads=1)       # arrays in and out, any number of samples
+    predict = load_package(path, threads=1)  # arrays in and out, any number of samples
 
 What it changes: what stands between the model and its kernels. In place, `torch.compile` with
 freezing makes the weights constants, folds BatchNorm into convolutions and packs kernels for the

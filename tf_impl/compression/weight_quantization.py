@@ -1,6 +1,6 @@
 """Weight quantization: the weights of dense layers in 8 or 4 bits, everything else in float.
 
-    model = apply_int8(model, example_inputs)     # a copy
+    model = apply_int8(model, example_inputs)  # a copy
     predict = tf.function(model)
 
 What it changes: what a dense layer reads. Its weights become integers and scales, in float32 again

@@ -1,7 +1,7 @@
 """Native export: the model as a file for TensorFlow's own runtime, and compiled in place.
 
-    path = export_package(model, example_inputs, "model")     # a folder
-    predict = load_package(path, threads=1)       # arrays in and out, any number of samples
+    path = export_package(model, example_inputs, "model")  # a folder
+    predict = load_package(path, threads=1)  # arrays in and out, any number of samples
 
 What it changes: what stands between the model and its kernels. In place, XLA makes one program of
 the model. A SavedModel is the traced graph with its weights in a folder, which TensorFlow, TF
