@@ -43,7 +43,7 @@ TECHNIQUE = Technique(
     ),
     notes=(
         "float16 needs a GPU; on a CPU its rows are UNSUPPORTED.",
-        "scaled_fp32 is the price of scaling: the plain step's results and a pass over all gradients.",
+        "scaled_fp32 is the price of scaling: the plain step's results, a pass over all gradients.",
     ),
 )
 
