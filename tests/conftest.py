@@ -54,6 +54,10 @@ TOGETHER = (
 )
 # Fixtures of a module in which the harness measures time or what others do to it.
 MEASURING = {"harness/test_harness.py": {"faults", "planted"}}
+MEASURING |= {
+    f"diagnosis/test_{name}.py": {"timed_evidence"}
+    for name in ("bottleneck", "memory_growth", "profiling")
+}
 TURN = pytest.StashKey[TextIO]()  # while a test runs, and between two that run alone
 
 LIMITS = TimeLimits(start=60, request=30, sample=20, train=60)
