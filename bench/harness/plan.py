@@ -137,7 +137,7 @@ class Variant:
     each other, only those of twins; "weights", where nor are the weights that it starts from, such
     as fewer. `stands_for`: the name that `prepare` is given instead of its own. `title`: its name
     in plain words; without one the name with spaces. `later`: its settings are decided by what the
-    other rows have shown (`bench.analysis.stacks`), and then it is measured. `price`: what it takes
+    other rows have shown (`bench.analysis.stacks`), and then it is measured. `price`: its cost
     beside a setting; None is what its technique says. `stacking`: the settings of
     `train_step.stacking` that are the same change, so that a stack can hold it.
     """

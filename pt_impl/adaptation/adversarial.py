@@ -12,7 +12,7 @@ is used afterwards is features and head.
 
 Its twin: `tf_impl/adaptation/adversarial.py`.
 
-Where the frameworks differ and why: an operation with a gradient of its own is an
+Where the frameworks differ and why: an operation with a custom gradient is an
 `autograd.Function` here and a function under `tf.custom_gradient` there. A tuple is `*x` here; a
 Keras model gets both domains as one argument. Both are one batch for the features, so BatchNorm's
 statistics are those of both, in training as in evaluation.

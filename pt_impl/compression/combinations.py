@@ -14,7 +14,7 @@ Its twin: `tf_impl/compression/combinations.py`.
 
 Where the frameworks differ and why: here gradients stand on the parameters and are masked in
 place between backward pass and update; TensorFlow's are values, multiplied on their way to the
-optimizer. TensorFlow Model Optimization has a scheme of its own that keeps zeros ("PQAT"), for 8
+optimizer. TensorFlow Model Optimization has another scheme that keeps zeros ("PQAT"), for 8
 bits alone; torchao has none.
 
 When it helps and when it hurts: where a model is sent compressed or has to fit: zeros and narrow

@@ -12,7 +12,7 @@ is used afterwards is features and head.
 
 Its twin: `pt_impl/adaptation/adversarial.py`.
 
-Where the frameworks differ and why: an operation with a gradient of its own is a function under
+Where the frameworks differ and why: an operation with a custom gradient is a function under
 `tf.custom_gradient` here and a `torch.autograd.Function` there. A Keras model gets both domains as
 one argument, as `fit` hands it over; a tuple is `*x` there. Both are one batch for the features, so
 BatchNorm's statistics are those of both, in training as in evaluation.

@@ -14,7 +14,7 @@ Its twin: `pt_impl/compression/combinations.py`.
 
 Where the frameworks differ and why: here gradients are values, multiplied with masks on
 their way to the optimizer; PyTorch's stand on the parameters and are masked in place. TensorFlow
-Model Optimization has a scheme of its own that keeps zeros ("PQAT"), for 8 bits alone; a masked
+Model Optimization has another scheme that keeps zeros ("PQAT"), for 8 bits alone; a masked
 gradient does the same for any width.
 
 When it helps and when it hurts: where a model is sent compressed or has to fit: zeros and narrow

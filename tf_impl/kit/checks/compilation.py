@@ -3,8 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from operator import attrgetter
 
 import tensorflow as tf
+
+_functions = attrgetter("library.function")  # of a GraphDef
 
 
 def check_compilation(model: tf.keras.Model) -> None:
@@ -58,7 +61,7 @@ def check_borders(graph: tf.Graph) -> None:
 
     XLA keeps such lists inside of a program only, and says so when the program first runs.
     """
-    for function in graph.as_graph_def().library.function:
+    for function in _functions(graph.as_graph_def()):
         outputs = function.signature.output_arg
         if function.attr["_XlaMustCompile"].b and tf.variant in [arg.type for arg in outputs]:
             error = NotImplementedError(
