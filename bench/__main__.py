@@ -17,7 +17,7 @@ COMMANDS = {
     "priorities": ("bench.priorities", "which technique pays, its price, and a path to choose by"),
     "compare": ("bench.compare", "what changed between two runs"),
     "report": ("bench.report.command", "make the reports of a run again, or print its tables"),
-    "validate": ("bench.validate", "attack the harness: pairs whose answer is known"),
+    "validate": ("bench.validation.command", "attack the harness: pairs whose answer is known"),
     "shards": ("shared.conversion", "convert a folder of images to tar, TFRecord or arrays"),
     "hosts": ("bench.network.hosts", "run a command on several hosts made on this machine"),
     "projection": ("bench.network.projection", "step times of up to 1,024 replicas"),

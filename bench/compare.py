@@ -42,7 +42,7 @@ from bench.report import parsers
 from bench.report.blocks import Table, of_figures, of_words
 from bench.report.content import machine_words, run_line
 from bench.report.figures import MISSING, compact, interval, number, plus_minus, ratio, scaled
-from bench.report.shapes import letters
+from bench.report.svg_shapes import letters
 from bench.report.tables import grid, markdown_table
 from bench.report.text import plain, wrap
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import own_answer, own_model, resume
+from bench import resume, user_answer, user_task
 from bench.analysis.values import MOST_OTHERS
 from bench.harness import machine
 from bench.harness import state as states
@@ -42,11 +42,11 @@ from bench.harness.selection import (
     with_baselines,
 )
 from bench.network.quantities import size
-from bench.own_model import Own
 from bench.report import tables
 from bench.report.files import FORMATS, OWN, write_reports
-from shared.own_model import BadFile
+from bench.user_task import Own
 from shared.specs import TASKS
+from shared.user_model import BadFile
 
 STATE = pytest.StashKey["State"]()
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -196,7 +196,7 @@ def _check_temporary() -> None:
 def _own(asked: dict, settings: Settings) -> Own:
     """A user's file, checked; a usage error with one line where it is not as it has to be."""
     wanted = set(asked["--framework"] or ())
-    left_out = own_model.left_out(techniques())
+    left_out = user_task.left_out(techniques())
     for name in asked["--technique"] or ():
         if name in left_out:
             raise pytest.UsageError(
@@ -207,7 +207,7 @@ def _own(asked: dict, settings: Settings) -> Own:
         print(f"checking {asked['--model']}: {what} ...", file=sys.stderr, flush=True)
 
     try:
-        return own_model.prepare(
+        return user_task.prepare(
             asked["--model"], settings.results, settings.interpreters, wanted, say
         )
     except BadFile as error:
@@ -329,7 +329,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     state = metafunc.config.stash[STATE]
     technique, chosen = metafunc.module.TECHNIQUE, state.chosen
     if state.own:
-        technique = own_model.technique(technique, state.own)
+        technique = user_task.technique(technique, state.own)
         if technique is None:
             metafunc.parametrize("case", [])
             return
@@ -357,7 +357,7 @@ def _techniques(state: State) -> dict[str, Technique]:
     every = techniques()
     if not state.own:
         return every
-    found = {name: own_model.technique(each, state.own) for name, each in every.items()}
+    found = {name: user_task.technique(each, state.own) for name, each in every.items()}
     return {name: each for name, each in found.items() if each}
 
 
@@ -675,9 +675,9 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config):
         if config.option.verbose > 0:
             terminalreporter.write_line(tables.detail(state.results, width=80))
         if state.own:
-            own_answer.write(state.folder, state.results, state.own)
+            user_answer.write(state.folder, state.results, state.own)
             _report(state.folder)  # the page begins with it
-            terminalreporter.write_line(f"\n{own_answer.read(state.folder)}")
+            terminalreporter.write_line(f"\n{user_answer.read(state.folder)}")
         else:
             terminalreporter.write_line(f"\n{tables.answered(state.results, width=80)}")
         terminalreporter.write_line("\n".join(_way_on(state)))

@@ -27,7 +27,7 @@ from bench.analysis.remedies import Remedy, remedies
 from bench.harness.schedule import remedying
 from bench.harness.worker import ending
 from bench.report import parsers
-from shared.own_model import MAKERS, names
+from shared.user_model import MAKERS, names
 
 MODULES = {"torch": "pt", "torchvision": "pt", "tensorflow": "tf", "keras": "tf", "tf_keras": "tf"}
 MOST = 5  # remedies

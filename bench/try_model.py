@@ -22,7 +22,7 @@ from pathlib import Path
 
 from bench.harness.processes import ROOT
 from bench.report import parsers
-from shared.own_model import BadFile, look
+from shared.user_model import BadFile, look
 
 EXAMPLE = Path(__file__).with_name("example_model.txt")
 MINUTES = "12"

@@ -32,7 +32,7 @@ def materialise(spec: DatasetSpec, folder: Path) -> Path:
     A data set of photos is a folder of files, and nothing to `load`.
     """
     folder = folder.resolve()  # who works on them may be in another folder
-    if spec.kind == "file":  # a check has written it, see `shared.own_model`
+    if spec.kind == "file":  # a check has written it, see `shared.user_model`
         return folder / spec.name
     if spec.kind == "photos":
         size, seed = spec.image_size, spec.seed

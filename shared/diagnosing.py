@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from shared import own_model
+from shared import user_model
 
 
 def run(find_bottleneck: Callable, train_step: Callable, about: str) -> None:
@@ -29,8 +29,8 @@ def run(find_bottleneck: Callable, train_step: Callable, about: str) -> None:
     if given.what.endswith(".py"):
         sys.path.insert(0, ".")  # of its own imports
         try:
-            found = own_model.with_made(os.path.abspath(given.what), find)
-        except own_model.BadFile as error:
+            found = user_model.with_made(os.path.abspath(given.what), find)
+        except user_model.BadFile as error:
             sys.exit(str(error))
     else:
         found = find(*train_step(given.what, given.batch_size))

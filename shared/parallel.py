@@ -33,7 +33,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from shared import own_network, scratch
+from shared import network_namespace, scratch
 from shared.cgroups import usable_threads
 
 LOOPBACK = "127.0.0.1"
@@ -472,14 +472,14 @@ def run(
 
 
 @contextlib.contextmanager
-def _network(wanted: bool) -> Iterator[own_network.Network | None]:
+def _network(wanted: bool) -> Iterator[network_namespace.Network | None]:
     """The network of a run's processes, where they need one of their own and can have it."""
     with contextlib.ExitStack() as stack:
         network = None
         if wanted and others_reach(LOOPBACK):
             try:
-                network = stack.enter_context(own_network.own_network())
-            except own_network.Refused as error:
+                network = stack.enter_context(network_namespace.isolated_network())
+            except network_namespace.Refused as error:
                 warnings.warn(
                     f"the processes of this run listen on every interface of this machine: {error};"
                     " keep others off with a firewall",

@@ -25,7 +25,7 @@ class DatasetSpec:
     `kind` "crops": square crops of two real photos, float32, NHWC, three channels, each channel
     standardised. Those of the test split show the same photos: they are for the proof that two
     programs predict alike, not for an accuracy.
-    `kind` "file": the batches of a user's file, in a folder of this name: see `shared.own_model`.
+    `kind` "file": the batches of a user's file, in a folder of this name: see `shared.user_model`.
     `kind` "domains": digits on black, three channels, and beside them the splits "target" (as many,
     over photos), "test" (over photos) and "source_test" (on black), standardised as the first.
     `kind` "photos": `train_size` JPEG files of about `image_size` pixels, in a sub-folder for each
@@ -161,7 +161,7 @@ class DetectorSpec(Spec):
 
 @dataclass(frozen=True)
 class FileSpec(Spec):
-    """A model that a user's file makes: see `shared.own_model`.
+    """A model that a user's file makes: see `shared.user_model`.
 
     `parameters` and `state` are what one framework counts: names and shapes of what is trained, and
     of what is kept and not trained.

@@ -26,6 +26,8 @@ from tests.harness import command_line, fake_plugin, faulty
 from tests.harness.command_line import MARK
 from tests.network.namespaces import refusal
 
+pytest_plugins = ("tests.frameworks",)
+
 # Other processes may keep the cores busy: how long an example takes says nothing.
 BUSY = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("each change", max_examples=40, **BUSY)
@@ -40,8 +42,6 @@ SHORT = ("analysis", "report", "shared")
 # Files that look at what one worker found: in several processes it would run as often.
 TOGETHER = (
     "adaptation/",
-    "compression/test_distillation.py",
-    "compression/test_feature_distillation.py",
     "diagnosis/",
     "kit/test_optimizers.py",
     "kit/test_parity.py",

@@ -27,11 +27,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from bench import __main__ as twinbench
-from bench import choose, claims, compare, conftest, diagnose, priorities, resume, validate
+from bench import choose, claims, compare, conftest, diagnose, priorities, resume
 from bench.harness import state
 from bench.ladders import command as ladder
 from bench.network import hosts, projection
 from bench.report import command as report
+from bench.validation import command
 from shared import conversion, parallel, runtimes, shards, teacher
 from tests import workers
 from tests.analysis.planted import planted
@@ -163,8 +164,8 @@ READERS = {
     "claims json": (claims.main, lambda path: [path, "--json"]),
     "priorities": (priorities.main, lambda path: [path]),
     "report": (report.main, lambda path: [path, "--format", "terminal"]),
-    "simulate": (validate.main, lambda path: ["simulate", path]),
-    "replay": (validate.main, lambda path: ["replay", path]),
+    "simulate": (command.main, lambda path: ["simulate", path]),
+    "replay": (command.main, lambda path: ["replay", path]),
 }
 readers = st.sampled_from(sorted(READERS))
 
@@ -301,11 +302,11 @@ OPTIONS = {
     "batch size": (diagnose.main, ["digits-cnn"], "--batch-size", no_count),
     "batch size of a file": (diagnose.main, ["mine.py"], "--batch-size", st.just("8")),
     "profiled steps": (diagnose.main, ["digits-cnn"], "--steps", st.sampled_from(["0", "3"])),
-    "pairs": (validate.main, ["measure"], "--pairs", no_count),
-    "minutes": (validate.main, ["measure"], "--minutes", no_amount),
-    "framework": (validate.main, ["measure"], "--framework", no_number),
-    "workloads": (validate.main, ["measure"], "--workloads", no_number),
-    "resume": (validate.main, ["measure"], "--resume", no_number.filter(bool)),
+    "pairs": (command.main, ["measure"], "--pairs", no_count),
+    "minutes": (command.main, ["measure"], "--minutes", no_amount),
+    "framework": (command.main, ["measure"], "--framework", no_number),
+    "workloads": (command.main, ["measure"], "--workloads", no_number),
+    "resume": (command.main, ["measure"], "--resume", no_number.filter(bool)),
     "hosts": (hosts.main, ["true"], "--hosts", st.one_of(no_count, st.sampled_from(["65"]))),
     "latency": (hosts.main, ["true"], "--latency", st.sampled_from(["5", "-5ms", "9" * 400 + "s"])),
     "bandwidth": (hosts.main, ["true"], "--bandwidth", st.sampled_from(["fast", "1mb", "-1mbit"])),

@@ -28,7 +28,7 @@ from markdown_it import MarkdownIt
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from bench import attacked, diagnose, docs, tax, validate
+from bench import diagnose, docs
 from bench.docs import command, instructions, tried
 from bench.docs import validation as validated
 from bench.harness.plan import LOOKS
@@ -36,6 +36,8 @@ from bench.harness.schedule import techniques
 from bench.ladders import climbing
 from bench.ladders import command as ladders
 from bench.network import projection, sweeps
+from bench.validation import attacked, overhead
+from bench.validation import command as validate
 from shared import parallel
 from tests import workers
 
@@ -76,7 +78,7 @@ ON_MANY = (
     "--global-batch 128 --steps 500 --out result.npz"
 )
 CLUSTER = '{"cluster":{"worker":["host1:29400","host2:29400"]},"task":{"type":"worker","index":0}}'
-MUTANTS = "tests/mutations/cosmic-ray.toml mutants.sqlite"
+MUTANTS = "tests/validation/cosmic-ray.toml mutants.sqlite"
 SAVING = "--checkpoint saved --save-every 100"
 
 # How a command is checked:
@@ -146,7 +148,7 @@ COMMANDS = {
     ".venv/bin/twinbench validate mutations": "help",
     ".venv/bin/twinbench validate mutations --drawn 50 --of bench/analysis": "help",
     f".venv/bin/pip install cosmic-ray && .venv/bin/cosmic-ray init {MUTANTS} && "
-    ".venv/bin/cr-filter-operators mutants.sqlite tests/mutations/cosmic-ray.toml": "outside",
+    ".venv/bin/cr-filter-operators mutants.sqlite tests/validation/cosmic-ray.toml": "outside",
     f".venv/bin/cosmic-ray exec {MUTANTS} && .venv/bin/cr-report mutants.sqlite": "outside",
     ".venv/bin/python -m tests.zoo": "long",
     ".venv/bin/python -m pt_impl.train_step.label_smoothing": "tour",
@@ -800,7 +802,7 @@ def test_of_tried_rows_the_best_is_one_that_was_shown_to_be(rows, said):
 
 
 @pytest.mark.parametrize(
-    "maker", [attacked, instructions, tax, validated], ids=lambda m: m.__name__
+    "maker", [attacked, instructions, overhead, validated], ids=lambda m: m.__name__
 )
 def test_a_page_of_measurements_says_what_its_record_does(maker):
     record = json.loads(maker.RECORD.read_text("utf-8"))

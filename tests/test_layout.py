@@ -23,7 +23,7 @@ LADDERS = "ladders"
 # What drives the techniques, the same on both sides. What makes them safe on any model is each
 # framework's own, and stands beside it in the kit.
 KIT = {"models", "data", "training", "runtime", "replicas", "collectives"}
-KIT |= {"detection", "examples", "integers", "operators", "own_model", "calling", "demo"}
+KIT |= {"detection", "examples", "integers", "operators", "user_model", "calling", "demo"}
 EXEMPT: set[str] = set()  # of the mirror; starts empty and should stay so
 # What the kit of one framework alone needs, in the form of a benchmark's UNSUPPORTED.
 KIT_LACKS = {

@@ -20,17 +20,24 @@ import time
 
 from tests import workers
 
+# What a pytest of ours imports, the last by its plugin of pytest.
+PYTEST = ("pytest", "hypothesis.internal.observability", "tests.conftest", "tests.frameworks")
 # What most workers import, in their first second or at the first step.
 KEPT = {
-    "pt": ("torch._dynamo", "torch._inductor.compile_fx", "torchvision", "torchao.quantization"),
-    "tf": ("keras", "tensorflow_model_optimization"),
+    "pt": (
+        *PYTEST,
+        "torch._dynamo",
+        "torch._inductor.compile_fx",
+        "torchvision",
+        "torchao.quantization",
+    ),
+    "tf": (*PYTEST, "keras", "tensorflow_model_optimization"),
     "commands": (
-        "pytest",
-        "hypothesis.internal.observability",  # by its plugin of pytest
+        *PYTEST[:2],
         "bench.report.command",
         "bench.choose",
         "bench.compare",
-        "bench.validate",
+        "bench.validation.command",
     ),
 }
 
@@ -57,6 +64,7 @@ def main(framework: str) -> None:
             answers.close()
             return work(**request)
         print(json.dumps(_ending(child, request["timeout"])), file=answers, flush=True)
+    os._exit(0)  # at once: it holds what was imported, and nothing that has to be written
 
 
 def work(
@@ -80,12 +88,18 @@ def work(
     os.environ.update(environment)
     os.chdir(folder)
     sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    status = 0
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:  # of pytest, after all that it had to say
+        if not isinstance(end.code, int):
+            raise
+        status = end.code
     # To give back each object of the parent copies its memory, which takes half a second.
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(status)
 
 
 def _ending(child: int, timeout: int) -> int | None:

@@ -27,7 +27,7 @@ from bench.harness.plan import (
 from bench.harness.rows import need_cpu, plain
 from bench.harness.stages import train_plain
 from shared import datasets, operators, teacher
-from shared.own_model import leaves
+from shared.user_model import leaves
 
 # Fixed before anything was measured, as are the cases and the seeds. The margin of accuracy is the
 # task's, one point.

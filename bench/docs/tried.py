@@ -32,7 +32,7 @@ from bench.report import parsers
 from bench.report.blocks import Table, of_words
 from bench.report.figures import number, ratio
 from bench.report.tables import markdown_table
-from shared import own_model
+from shared import user_model
 
 MODELS = ROOT / "docs" / "try_models"
 RECORD, PAGE = MODELS.with_suffix(".json"), MODELS.with_suffix(".md")
@@ -69,7 +69,7 @@ def tried(path: Path, *options: str) -> dict:
         subprocess.run(command, check=True, cwd=ROOT)
         record = load(Path(folder) / "latest")
         (data,) = (Path(folder) / "data").glob("own-*")
-        about = own_model.about(data)
+        about = user_model.about(data)
     return condensed(record, about)
 
 

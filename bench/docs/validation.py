@@ -25,7 +25,7 @@ from bench.report import parsers
 from bench.report.blocks import Table, of_figures, of_words
 from bench.report.figures import MISSING, number
 from bench.report.tables import markdown_table
-from bench.validate import (
+from bench.validation.command import (
     CONTROLS,
     COPIES,
     PLANTED,

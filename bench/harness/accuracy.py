@@ -8,11 +8,11 @@ from functools import partial
 from math import ceil
 from pathlib import Path
 
-from bench.harness.own import Side
 from bench.harness.sizes import artifact_bytes
 from bench.harness.stages import Stages, train_plain
+from bench.harness.user_model import Side
 from shared import datasets, teacher
-from shared.own_model import NoFigure
+from shared.user_model import NoFigure
 
 PLAIN = "plain"  # the program of rows whose step is the framework's own
 EVALUATED = 600  # samples at once at most: a third of the test images

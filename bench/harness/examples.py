@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from bench.harness.plan import Work
-from shared import datasets, own_model
+from shared import datasets, user_model
 
 
 def examples(work: Work, count: int, split: str = "train") -> tuple[Any, Any]:
     """x and y of the first `count` samples of a split, or of all where there are fewer."""
     folder = Path(work.data)
     if work.task.dataset.kind == "file":
-        return own_model.samples(folder, count)
+        return user_model.samples(folder, count)
     return tuple(np.asarray(part[:count]) for part in datasets.load(folder, split))

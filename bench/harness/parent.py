@@ -20,7 +20,7 @@ import traceback
 from multiprocessing.connection import Connection
 
 from bench.harness import wire, worker
-from shared.own_model import one_line
+from shared.user_model import one_line
 
 
 def main(address: str, name: str, modules: list[str]) -> None:

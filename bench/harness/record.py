@@ -14,8 +14,8 @@ from pathlib import Path
 from bench.analysis.analyse import analyse
 from bench.analysis.reading import as_lines
 from bench.analysis.schema import SCHEMA_VERSION
-from bench.harness.apart import Trained
 from bench.harness.folders import replace_file
+from bench.harness.isolated_measurements import Trained
 from bench.harness.matches import Played
 from bench.harness.plan import Case, Effort, Technique
 from shared.specs import TASKS, forward_flops, train_step_flops

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench.analysis.looks import accuracy_decided, leaving
+from bench.analysis.early_stopping import accuracy_decided, leaving
 from bench.analysis.stacks import stacked
-from bench.harness import apart, machine, state
+from bench.harness import isolated_measurements, machine, state
 from bench.harness.matches import Match, parent_key, start_order
 from bench.harness.plan import EFFORT, FRAMEWORKS, Case, Effort, Framework
 from bench.harness.processes import (
@@ -487,7 +487,7 @@ class Run:
         environment["allocator"] = {"settings": machine.TUNED_ALLOCATOR}
         for name in {case.framework: None for case in self.plan.every}:
             try:
-                found = apart.describe(processes, name, self.threads)
+                found = isolated_measurements.describe(processes, name, self.threads)
             except (Failed, Unsupported) as error:
                 missing[name] = str(error)
                 continue
@@ -553,7 +553,7 @@ class Run:
         ]
         jobs, done = self._that_end_in_time(lacking), []
 
-        def note(case: Case, found: apart.Apart) -> None:
+        def note(case: Case, found: isolated_measurements.Apart) -> None:
             entry = self.record.entries[case.id]
             entry.spend("cold", found.seconds)
             if found.status != "OK":
@@ -571,7 +571,7 @@ class Run:
             self._say("first calls and memory", f"{len(jobs)} starts")
             with self._part("cold"):
                 imports = {case.id: self._imports(case) for case in jobs}
-                apart.cold_starts(
+                isolated_measurements.cold_starts(
                     processes,
                     jobs,
                     imports=imports,
@@ -601,7 +601,7 @@ class Run:
         ]
         jobs, done = self._that_end_in_time(lacking), []
 
-        def note(case: Case, found: apart.Apart) -> None:
+        def note(case: Case, found: isolated_measurements.Apart) -> None:
             entry = self.record.entries[case.id]
             entry.spend("probe", found.seconds)
             if found.status != "OK":
@@ -615,7 +615,7 @@ class Run:
         if jobs:
             self._say("probes", f"{len(jobs)} cases")
             with self._part("probe"):
-                apart.probes(
+                isolated_measurements.probes(
                     processes,
                     jobs,
                     data=data,
@@ -639,7 +639,7 @@ class Run:
                 prices.append((price, case))
         jobs, done = self._that_end_in_time(prices), []
 
-        def note(case: Case, found: apart.Trained) -> None:
+        def note(case: Case, found: isolated_measurements.Trained) -> None:
             entry = entries[case.id]
             entry.trained, entry.seconds["training"] = found, found.seconds
             if found.status != "OK":
@@ -653,7 +653,7 @@ class Run:
         if jobs:
             self._say(f"training, {seeds} seeds", f"{len(jobs)} cases")
             with self._part("training"):
-                apart.train(
+                isolated_measurements.train(
                     processes,
                     jobs,
                     trained={case.id: entries[case.id].trained for case in jobs},

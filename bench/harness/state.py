@@ -17,8 +17,8 @@ from typing import Any
 
 import psutil
 
-from bench.harness.apart import Trained
 from bench.harness.folders import replace_file
+from bench.harness.isolated_measurements import Trained
 from bench.harness.matches import Played
 from bench.harness.plan import Case
 from bench.harness.record import Entry, Record

@@ -13,7 +13,7 @@ from statistics import median
 
 from bench.harness import memory
 from bench.harness.energy import Meter
-from shared.own_model import first
+from shared.user_model import first
 
 SAMPLE_S = 0.010  # a sample lasts at least this long
 WARM_S = 0.05  # a chunk of warm-up steps lasts so long at least

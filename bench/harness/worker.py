@@ -24,12 +24,12 @@ import numpy as np
 from bench.harness import machine, memory, wire
 from bench.harness.accuracy import Training
 from bench.harness.folders import written_once
-from bench.harness.own import KIT, Checking, Side
+from bench.harness.memory_operations import Weighing
 from bench.harness.plan import Work
 from bench.harness.sizes import model_size
 from bench.harness.timing import Timing
-from bench.harness.weighing import Weighing
-from shared import datasets, own_model
+from bench.harness.user_model import KIT, Checking, Side
+from shared import datasets, user_model
 from shared.specs import TASKS
 from shared.weights import checksum, init_weights
 
@@ -63,7 +63,7 @@ def run(address: str, name: str, log: str) -> None:
             try:
                 wire.send(connection, answer)
             except TypeError as error:  # JSON has no such value
-                wire.send(connection, {"error": own_model.one_line(error)})
+                wire.send(connection, {"error": user_model.one_line(error)})
 
 
 def _answer(bench: Operations, op: str, **message: object) -> dict:
@@ -74,7 +74,7 @@ def _answer(bench: Operations, op: str, **message: object) -> dict:
         return {"unsupported": " ".join(str(error).split())}
     except (Exception, SystemExit) as error:
         traceback.print_exc()
-        return {"error": own_model.one_line(error)}
+        return {"error": user_model.one_line(error)}
 
 
 class Operations(Timing, Weighing, Training, Checking):
@@ -169,7 +169,7 @@ class Operations(Timing, Weighing, Training, Checking):
         """Import the case and set `work`; `trains`: it is trained from the weights of `seed`."""
         self._import(case)
         task, variant = TASKS.get(case["task"]), case["variant"]
-        if own_model.is_prepared(data):
+        if user_model.is_prepared(data):
             if not isinstance(self.impl, Side):
                 self.impl = Side(self.impl, Path(data))
                 self.kit = self.impl.kit
@@ -220,7 +220,7 @@ class Operations(Timing, Weighing, Training, Checking):
     def _loss(self, output, y) -> float:
         """What a step's output says of the work that was done: its loss, or that of its logits."""
         if self.work.mode == "predict":
-            if isinstance(own_model.first(output), np.ndarray):  # of another runtime
+            if isinstance(user_model.first(output), np.ndarray):  # of another runtime
                 output, _ = self.kit.data.to_device(output, output)
             training = self.kit.training
             own = getattr(training, "prediction_loss", None)
@@ -230,7 +230,7 @@ class Operations(Timing, Weighing, Training, Checking):
                 if own is None or self.work.batch_size == self.impl.about["batch_size"]:
                     raise
                 # A loss of the whole batch alone: the mean of squares says what was predicted.
-                found = own_model.arrays(own_model.first(output))
+                found = user_model.arrays(user_model.first(output))
                 return float(np.square(found, dtype=np.float64).mean())
         return self.kit.runtime.to_float(output)
 

@@ -19,7 +19,7 @@ from typing import Any
 from bench.analysis.reading import as_lines
 from bench.analysis.schema import FIGURE, TEXT, Each, Maybe, Number, check_shape
 from bench.analysis.values import at, finite
-from bench.harness import apart, machine, state
+from bench.harness import isolated_measurements, machine, state
 from bench.harness.durations import USUAL_BYTES
 from bench.harness.folders import alone, replace_file
 from bench.harness.plan import FRAMEWORKS, Case
@@ -172,7 +172,7 @@ class Climb:
         """Note the environment, or compare it with that of the runs before."""
         now = machine.describe(self.threads) | {"devices": {}, "code": state.code("bench/ladders")}
         for framework in self.record["frameworks"]:
-            found = apart.describe(processes, framework, self.threads)
+            found = isolated_measurements.describe(processes, framework, self.threads)
             now["packages"][framework] = found["versions"] | {"python": found["python"]}
             now["devices"][framework] = found["device"]
             if not on_cpu(found["device"]):
@@ -249,7 +249,7 @@ class Climb:
             f"about {left} left"
         )
 
-        def done(case, found: apart.Apart) -> None:
+        def done(case, found: isolated_measurements.Apart) -> None:
             framework, rungs, _ = cases[case.id]
             self.record["runs"].append(
                 {
@@ -272,7 +272,7 @@ class Climb:
 
         for framework in dict.fromkeys(each for each, _, _ in cases.values()):
             for alive in self._together(framework, list(cases.values())):
-                apart.probes_in_turns(
+                isolated_measurements.probes_in_turns(
                     processes,
                     alive,
                     data={self.ladder.task: arrays},

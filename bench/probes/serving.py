@@ -30,8 +30,8 @@ from bench.harness.processes import ROOT
 from bench.harness.rows import figure
 from bench.harness.sizes import artifact_bytes
 from shared import datasets
-from shared.own_model import arrays, first
 from shared.provenance import provenance
+from shared.user_model import arrays, first
 
 BATCHES = [1, 2, 4, 8, 16, 32, 64]
 THOROUGH = 7  # repetitions from which a run is not short: that has the largest batch alone

@@ -10,7 +10,18 @@ from bench.analysis.reading import DIFFERENT, View, framework_title
 from bench.analysis.values import at, is_number, is_pair
 from bench.analysis.verdicts import DELTA, shown_less, shown_more
 from bench.report.figures import compact, number, ratio
-from bench.report.shapes import Box, Chart, Label, Line, Mark, Scale, across, scale, short, side_of
+from bench.report.svg_shapes import (
+    Box,
+    Chart,
+    Label,
+    Line,
+    Mark,
+    Scale,
+    across,
+    scale,
+    short,
+    side_of,
+)
 
 LEFT, RIGHT = 4.0, 84.0  # percents between which the axis of ratios runs; figures stand right of it
 LINE = 18  # pixels from one line of marks to the next

@@ -7,7 +7,7 @@ from typing import Any
 from bench.analysis.reading import View, framework_title
 from bench.analysis.values import at, is_pair
 from bench.report.figures import compact
-from bench.report.shapes import Chart, Curve, Mark, Scale, scale, side_of, up_and_across
+from bench.report.svg_shapes import Chart, Curve, Mark, Scale, scale, side_of, up_and_across
 
 LEFT, RIGHT, TOP, BOTTOM = 14.0, 94.0, 10.0, 130.0
 

@@ -7,7 +7,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from bench.analysis.reading import load, results_file
-from bench.report import page, tables, tidy
+from bench.report import csv_export, page, tables
 from bench.report.content import build
 from bench.report.replace import write_atomically
 
@@ -29,7 +29,7 @@ def write_reports(path: str | Path, formats: Iterable[str] = FORMATS) -> list[Pa
     makers = {
         "markdown": lambda: tables.markdown(results, report()),
         "html": lambda: page.html(results, own, report()),
-        "csv": lambda: tidy.csv_text(results),
+        "csv": lambda: csv_export.csv_text(results),
     }
     texts = {file.with_name(FORMATS[name]): makers[name]() for name in formats}
     write_atomically(texts)

@@ -16,7 +16,7 @@ from bench.analysis.values import at, is_pair
 from bench.analysis.verdicts import DELTA, shown_less, shown_more
 from bench.report.answer import accuracy_of, gain_of, name_of
 from bench.report.figures import number
-from bench.report.shapes import Box, Chart, Label, Line, Mark, Scale, across, scale
+from bench.report.svg_shapes import Box, Chart, Label, Line, Mark, Scale, across, scale
 
 LEFT, RIGHT = 47.0, 76.0  # percents between which the axis runs: names left of it, figures right
 LINE, LEAST_LINE, TALL = 18, 12, 440  # pixels: a line, at least, and all of them if they can

@@ -9,7 +9,7 @@ from typing import Any
 from bench.analysis.reading import DIFFERENT, View, framework_title
 from bench.analysis.values import at, is_number
 from bench.report.figures import number
-from bench.report.shapes import (
+from bench.report.svg_shapes import (
     Chart,
     Curve,
     Line,

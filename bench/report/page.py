@@ -22,7 +22,7 @@ from bench.report.blocks import Table, phases
 from bench.report.content import Facts, Report, TaskPart, TechniquePart, build
 from bench.report.curves import curves
 from bench.report.lifetimes import lifetimes
-from bench.report.shapes import Chart
+from bench.report.svg_shapes import Chart
 from bench.report.tables import GRAPHS, SAME_WORK
 from bench.report.tradeoffs import tradeoffs
 

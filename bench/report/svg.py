@@ -8,7 +8,7 @@ from html import escape
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from bench.report.shapes import Chart
+from bench.report.svg_shapes import Chart
 from bench.report.text import plain, printable
 
 WIDTH = 800  # pixels

@@ -9,7 +9,7 @@ from bench.analysis.reading import FRAMEWORKS, View, framework_title
 from bench.analysis.values import at, is_number, is_pair
 from bench.report.blocks import Table, of_figures, of_words, unit_of
 from bench.report.figures import compact, number, plus_minus, scaled
-from bench.report.shapes import (
+from bench.report.svg_shapes import (
     Chart,
     Curve,
     Line,

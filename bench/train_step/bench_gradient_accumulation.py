@@ -14,7 +14,7 @@ from bench.harness.plan import (
     Workload,
     other_math,
 )
-from shared.own_model import first
+from shared.user_model import first
 
 FAR = 1e6  # a running mean that no data has
 

@@ -16,19 +16,19 @@ from statistics import fmean, median
 
 import numpy as np
 import pytest
+from tests.analysis.test_early_stopping import measured
 
 from bench import choose
 from bench.analysis import decisions, reading, schema
 from bench.analysis.analyse import analyse, raw
 from bench.analysis.decisions import GOALS, Limits
-from bench.harness.apart import Trained
+from bench.harness.isolated_measurements import Trained
 from bench.harness.plan import EFFORT
 from bench.harness.record import Record
 from bench.harness.schedule import techniques
 from bench.harness.selection import cases_of
 from bench.report.answer import lines, rounded, text, why
 from bench.report.figures import number
-from tests.analysis.test_looks import measured
 from tests.report.test_report import record
 
 DOCS = Path(__file__).parents[2] / "docs"

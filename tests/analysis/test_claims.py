@@ -7,6 +7,7 @@ import json
 import tomllib
 
 import pytest
+from tests.analysis.test_early_stopping import measured
 
 from bench import claims as command
 from bench.analysis.analyse import analyse
@@ -29,7 +30,6 @@ from bench.report.claims import counts, data, page, text
 from bench.report.text import cells
 from tests.analysis.planted import planted
 from tests.analysis.test_choose import DOCS
-from tests.analysis.test_looks import measured
 from tests.report.test_report import record as a_record
 
 BF16 = {"technique": "mixed_precision", "variant": "bf16"}

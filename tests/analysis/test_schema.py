@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from bench.analysis.schema import Number, check
-from bench.report import content, page, tables, tidy
+from bench.report import content, csv_export, page, tables
 from tests import workers
 from tests.report.test_report import small
 
@@ -86,7 +86,7 @@ def whole_or_refused(results: dict) -> bool:
     with ExitStack() as once:
         for module in (tables, page):
             once.enter_context(mock.patch.object(module, "build", return_value=report))
-        for make in (tables.terminal, tables.markdown, page.html, tidy.csv_text):
+        for make in (tables.terminal, tables.markdown, page.html, csv_export.csv_text):
             make(results).encode()
     return True
 

@@ -17,7 +17,7 @@ import numpy as np
 from bench.harness.machine import TUNED_ALLOCATOR
 from bench.harness.plan import WARM, Prepared, Technique, Variant, Workload
 from bench.harness.stages import train_on, train_plain
-from shared.own_model import NoFigure
+from shared.user_model import NoFigure
 
 LEAK = 50_000_000
 LEFT = []  # what writing a file leaves in memory

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.harness import apart, memory, processes
+from bench.harness import isolated_measurements, memory, processes
 from bench.harness.processes import Processes
 from bench.harness.schedule import techniques
 from bench.harness.selection import cases_of
@@ -27,7 +27,7 @@ def measured(forks, folder, monkeypatch):
     monkeypatch.setattr(processes, "FORKS", forks)
     found = {}
     with Processes(folder / f"logs-{forks}") as started:
-        apart.cold_starts(
+        isolated_measurements.cold_starts(
             *(started, cases),
             imports={},
             data={"digits-cnn": data},

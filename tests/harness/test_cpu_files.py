@@ -6,8 +6,8 @@ import pytest
 
 import pt_impl
 from bench.harness import rows
-from bench.harness.own import KIT
 from bench.harness.plan import Work
+from bench.harness.user_model import KIT
 from shared.specs import TASKS
 from shared.weights import init_weights
 

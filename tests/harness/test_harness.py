@@ -26,8 +26,8 @@ import pytest
 
 from bench.harness import (
     accuracy,
-    apart,
     folders,
+    isolated_measurements,
     machine,
     matches,
     memory,
@@ -427,7 +427,7 @@ def test_one_framework_missing(broken_kit, measure):
 def test_a_framework_that_is_broken_says_how_in_a_line(broken_kit, started, statement, reason):
     broken_kit(statement)
     with pytest.raises(Failed) as failed:
-        apart.describe(started, "pt", threads=1)
+        isolated_measurements.describe(started, "pt", threads=1)
     assert reason in str(failed.value)
     assert "\n" not in str(failed.value)
 
@@ -1200,7 +1200,7 @@ def test_a_cold_start_reads_a_file_and_holds_nothing_of_writing_it(started, digi
 def untimed(measure, fakes_in_module):
     """A run in which all is measured apart; `seen`: what was starting around each cold start."""
     starting, seen, lock = [], [], threading.Lock()
-    begin, cold_start = apart.begin, apart._cold_start
+    begin, cold_start = isolated_measurements.begin, isolated_measurements._cold_start
 
     def beginning(processes, case, **given):
         with lock:
@@ -1218,8 +1218,8 @@ def untimed(measure, fakes_in_module):
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(apart, "begin", beginning)
-        patch.setattr(apart, "_cold_start", measuring)
+        patch.setattr(isolated_measurements, "begin", beginning)
+        patch.setattr(isolated_measurements, "_cold_start", measuring)
         found = measure(
             *("good", "same", "not_applied"), technique=faulty.UNTIMED, amount=Effort(2, 3, 1)
         )
@@ -1255,7 +1255,7 @@ def test_what_is_not_timed_proves_itself_in_its_own_process(untimed):
 def train(started, cases, data, seeds, trained=()):
     """What training gave each case, by variant."""
     found = {}
-    apart.train(
+    isolated_measurements.train(
         *(started, cases),
         trained={case.id: each for case, each in zip(cases, trained, strict=False)},
         seeds=seeds,
@@ -1297,7 +1297,7 @@ def test_trainings_that_end_at_once_are_noted_by_the_thread_that_asked(started, 
         noted.append((case.id, found.status, threading.get_ident()))
 
     given = {"trained": {}, "seeds": 1, "data": {"digits-cnn": digits}, "budget": None}
-    apart.train(started, cases, threads=2, done=note, **given)
+    isolated_measurements.train(started, cases, threads=2, done=note, **given)
     assert sorted(noted) == sorted((case.id, "OK", threading.get_ident()) for case in cases)
 
 
@@ -1425,7 +1425,7 @@ def test_nothing_outlives_a_harness_that_is_killed(results_folder, forks):
 
 
 def test_describe_says_what_is_there(started):
-    found = apart.describe(started, "pt", threads=1)
+    found = isolated_measurements.describe(started, "pt", threads=1)
     assert found["versions"]["numpy"]
     assert found["device"] == "cpu"
     assert found["matmul_flops"] == {"float32": 4e9, "bfloat16": 8e9}
@@ -1435,14 +1435,14 @@ def test_describe_says_what_is_there(started):
 @pytest.mark.parametrize("how", ["ABORTS", "REFUSES"])
 def test_a_product_that_there_is_not_leaves_the_other(started, monkeypatch, how):
     monkeypatch.setenv(how, "bfloat16")
-    found = apart.describe(started, "pt", threads=1)
+    found = isolated_measurements.describe(started, "pt", threads=1)
     assert found["matmul_flops"] == {"float32": 4e9}
 
 
 def cold_starts(started, cases, data):
     """What each start found, in order."""
     found = []
-    apart.cold_starts(
+    isolated_measurements.cold_starts(
         *(started, cases),
         imports={case.id: [] for case in cases},
         data={"digits-cnn": data},

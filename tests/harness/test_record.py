@@ -15,8 +15,8 @@ import pytest
 
 from bench.analysis.analyse import analyse, raw
 from bench.harness import folders as module
-from bench.harness.apart import Trained
 from bench.harness.folders import new_folder
+from bench.harness.isolated_measurements import Trained
 from bench.harness.matches import Played
 from bench.harness.plan import EFFORT, Technique, Variant, Workload
 from bench.harness.record import Record

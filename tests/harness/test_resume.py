@@ -16,7 +16,7 @@ import pytest
 
 from bench.analysis import reading
 from bench.analysis.cases import LIFETIMES
-from bench.harness import apart, run, state
+from bench.harness import isolated_measurements, run, state
 from bench.harness.matches import Match, Played, start_order
 from bench.harness.plan import LOOKS, SEED_LOOKS, Effort, Technique, Variant, Workload
 from bench.harness.processes import Failed, Processes
@@ -123,14 +123,17 @@ class MadeUp:
             value = Random(f"probe {case.id}").random()
             figure = {"value": value, "unit": "1", "samples": [value]}
             found = {"metrics": {"figure": figure}, "evidence": {"read": case.id}}
-            done(case, apart.Apart(found))
+            done(case, isolated_measurements.Apart(found))
 
     def train(self, processes, cases, *, trained, seeds, done, **given):
         for case in cases:
             self.note("training", case.id, seeds)
             noise = 4.0 if case.variant.name in NOISY else 0.01
             made = [Random(f"train {case.id} {seed}") for seed in range(seeds)]
-            done(case, apart.Trained([90 + each.uniform(-noise, noise) for each in made]))
+            done(
+                case,
+                isolated_measurements.Trained([90 + each.uniform(-noise, noise) for each in made]),
+            )
 
 
 DESCRIBED = {
@@ -146,12 +149,16 @@ DESCRIBED = {
 def install(patch, found):
     """Put made-up measurements in the place of processes."""
     patch.setattr(run.Match, "play", lambda match, rounds: found.play(match, rounds))
-    patch.setattr(apart, "describe", lambda *_: DESCRIBED)
-    patch.setattr(apart, "begin", lambda *_, **__: SimpleNamespace(stop=lambda **_: 0))
-    patch.setattr(apart, "_cold_start", found.cold_start)
-    patch.setattr(apart, "_evidence", lambda *_: {"evidence": None, "not_applied": None})
-    patch.setattr(apart, "probes", found.probes)
-    patch.setattr(apart, "train", found.train)
+    patch.setattr(isolated_measurements, "describe", lambda *_: DESCRIBED)
+    patch.setattr(
+        isolated_measurements, "begin", lambda *_, **__: SimpleNamespace(stop=lambda **_: 0)
+    )
+    patch.setattr(isolated_measurements, "_cold_start", found.cold_start)
+    patch.setattr(
+        isolated_measurements, "_evidence", lambda *_: {"evidence": None, "not_applied": None}
+    )
+    patch.setattr(isolated_measurements, "probes", found.probes)
+    patch.setattr(isolated_measurements, "train", found.train)
     patch.setattr(Processes, "start_parents", lambda self, keys: {})
     patch.setattr(run.datasets, "materialise", lambda *_: Path("nowhere"))
     return found
@@ -533,7 +540,7 @@ def test_load_and_peaks_may_differ_and_stand_as_they_were(interrupted, made_up, 
     made_up()
     monkeypatch.setattr(run.machine.psutil, "getloadavg", lambda: (77.0, 0, 0))
     peaks = {"matmul_flops": {"float32": 3e9}}
-    monkeypatch.setattr(apart, "describe", lambda *_: DESCRIBED | peaks)
+    monkeypatch.setattr(isolated_measurements, "describe", lambda *_: DESCRIBED | peaks)
     after = take_up(interrupted, monkeypatch).measure()
     assert after["environment"] == before
     assert measured(after) == measured(whole.record)
@@ -548,7 +555,7 @@ def test_a_run_that_had_not_begun_to_measure_takes_the_conditions_of_today(
     def interrupt_it(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(apart, "describe", interrupt_it)
+    monkeypatch.setattr(isolated_measurements, "describe", interrupt_it)
     with pytest.raises(KeyboardInterrupt):
         begin(folder).measure()
     made_up()

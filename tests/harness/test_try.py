@@ -16,14 +16,13 @@ import numpy as np
 import pytest
 from _pytest._io import TerminalWriter
 
-from bench import choose, conftest, own_answer, resume, try_model
-from bench import own_model as bench_own_model
+from bench import choose, conftest, resume, try_model, user_answer, user_task
 from bench.harness import machine
 from bench.harness.schedule import techniques
-from bench.own_model import OF_A_FAMILY, Own, left_out
-from shared import own_model
-from shared.own_model import BadFile
+from bench.user_task import OF_A_FAMILY, Own, left_out
+from shared import user_model
 from shared.specs import TASKS
+from shared.user_model import BadFile
 from tests import workers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -137,7 +136,7 @@ def test_a_place_that_can_not_be_written_is_one_line(tmp_path, capsys):
 
 
 def test_the_way_on_of_a_run_that_was_cut_short_is_a_command(folder, tmp_path):
-    own = SimpleNamespace(file=own_model.look(folder / "my_model.py"))
+    own = SimpleNamespace(file=user_model.look(folder / "my_model.py"))
     state = SimpleNamespace(own=own, folder=tmp_path, results={"finished": False})
     lines = conftest._way_on(state)
     (words,) = [line.split() for line in lines if line.startswith("twinbench try ")]
@@ -155,10 +154,10 @@ def test_results_that_can_not_be_written_are_one_line(folder):
 def test_a_log_that_goes_with_the_check_is_quoted(tmp_path):
     (tmp_path / "0001-check-pt.log").write_text("first\nSegmentation fault\n")
     said = "the worker was killed by SIGSEGV before it answered (see 0001-check-pt.log)"
-    found = bench_own_model._with_log(said, tmp_path)
+    found = user_task._with_log(said, tmp_path)
     assert found == said.replace("see 0001-check-pt.log", "Segmentation fault")
-    assert bench_own_model._with_log("time-out", tmp_path) == "time-out"
-    assert bench_own_model._with_log("it ended (see gone.log)", tmp_path) == "it ended"
+    assert user_task._with_log("time-out", tmp_path) == "time-out"
+    assert user_task._with_log("it ended (see gone.log)", tmp_path) == "it ended"
 
 
 @pytest.mark.parametrize(
@@ -175,7 +174,7 @@ def test_whatever_python_reads_is_looked_at(tmp_path, content):
     (tmp_path / "model.py").write_text(
         content.format("from others import pytorch, batch"), encoding=encoding
     )
-    assert own_model.look(tmp_path / "model.py").sides == ["pt"]
+    assert user_model.look(tmp_path / "model.py").sides == ["pt"]
 
 
 def test_the_code_of_a_row_that_no_few_lines_show_is_named(monkeypatch, tmp_path):
@@ -185,17 +184,17 @@ def test_the_code_of_a_row_that_no_few_lines_show_is_named(monkeypatch, tmp_path
         {"id": "bf16", "technique": "mixed_precision", "variant": "bf16"},
     ]
     rows = [row | {"framework": "pt", "role": "variant"} for row in rows]
-    monkeypatch.setattr(own_answer, "_faster", lambda found, side, kind: rows * (kind == "train"))
+    monkeypatch.setattr(user_answer, "_faster", lambda found, side, kind: rows * (kind == "train"))
     texts = {"bf16": "print('lines')\n"}
-    monkeypatch.setattr(own_answer, "_script", lambda own, side, row: texts.get(row["id"]))
-    monkeypatch.setattr(own_answer, "run", lambda path, own, side: None)
-    said = "\n".join(own_answer._code(tmp_path, [], SimpleNamespace(sides=["pt"])))
+    monkeypatch.setattr(user_answer, "_script", lambda own, side, row: texts.get(row["id"]))
+    monkeypatch.setattr(user_answer, "run", lambda path, own, side: None)
+    said = "\n".join(user_answer._code(tmp_path, [], SimpleNamespace(sides=["pt"])))
     assert "its best train step is micro 4; how to get it:" in " ".join(said.split())
     assert "pt_impl/train_step/gradient_accumulation.py" in said
     assert "PyTorch: the code of bf16 (use_pytorch.py)" in said
     assert "print('lines')" in said
     texts.clear()
-    (_, *lines) = own_answer._code(tmp_path, [], SimpleNamespace(sides=["pt"]))
+    (_, *lines) = user_answer._code(tmp_path, [], SimpleNamespace(sides=["pt"]))
     assert "gradient_accumulation.py" in "".join(lines)
 
 
@@ -204,11 +203,11 @@ def test_ctrl_c_while_code_is_tried_leaves_the_answer(monkeypatch, tmp_path):
         assert path.is_file()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(own_answer, "run", interrupted)
-    monkeypatch.setattr(own_answer, "_faster", lambda found, side, kind: [{"id": "row"}])
+    monkeypatch.setattr(user_answer, "run", interrupted)
+    monkeypatch.setattr(user_answer, "_faster", lambda found, side, kind: [{"id": "row"}])
     for write in ("_script", "_prediction"):
-        monkeypatch.setattr(own_answer, write, lambda own, side, case: "step = 1")
-    (_, said) = own_answer._code(tmp_path, [], SimpleNamespace(sides=["pt", "tf"]))
+        monkeypatch.setattr(user_answer, write, lambda own, side, case: "step = 1")
+    (_, said) = user_answer._code(tmp_path, [], SimpleNamespace(sides=["pt", "tf"]))
     assert said == "No code: it was not tried, since you interrupted; --resume tries it."
     assert list(tmp_path.iterdir()) == []
 
@@ -216,7 +215,7 @@ def test_ctrl_c_while_code_is_tried_leaves_the_answer(monkeypatch, tmp_path):
 def test_code_that_fails_in_no_encoding_has_its_line(tmp_path):
     path = tmp_path / "use.py"
     path.write_text("import sys\nsys.stderr.buffer.write(b'no \\xff')\nsys.exit(3)\n")
-    assert own_answer.run(path, Own(None, None, {}, {}), "pt") == "no \ufffd"
+    assert user_answer.run(path, Own(None, None, {}, {}), "pt") == "no \ufffd"
 
 
 def test_a_run_keeps_its_data_while_another_of_the_same_file_begins(monkeypatch, tmp_path):
@@ -229,19 +228,19 @@ def test_a_run_keeps_its_data_while_another_of_the_same_file_begins(monkeypatch,
     def check(processes, file, sides, folder, say):
         return found | {"sides": dict.fromkeys(sides, side)}
 
-    monkeypatch.setattr(bench_own_model, "_check", check)
+    monkeypatch.setattr(user_task, "_check", check)
     left = [results / "data" / f"own-{name}-of_a_run_that_ended" for name in ("mine", "other")]
     for each in left:
         each.mkdir(parents=True, mode=0o700)
 
     def prepared(*wanted):
-        about = bench_own_model.prepare(str(path), results, {}, set(wanted), print).about
-        return own_model.about(results / "data" / about["folder"])
+        about = user_task.prepare(str(path), results, {}, set(wanted), print).about
+        return user_model.about(results / "data" / about["folder"])
 
     first, second = prepared(), prepared("pt")
     del TASKS["mine"]
     assert not any(each.exists() for each in left)
-    assert first == own_model.about(results / "data" / first["folder"])
+    assert first == user_model.about(results / "data" / first["folder"])
     assert (list(first["sides"]), list(second["sides"])) == (["pt", "tf"], ["pt"])
 
 
@@ -266,7 +265,7 @@ def test_ctrl_c_while_a_file_is_checked_says_that_nothing_was_measured(monkeypat
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(conftest.own_model, "prepare", interrupted)
+    monkeypatch.setattr(conftest.user_task, "prepare", interrupted)
     asked = {"--framework": None, "--technique": None, "--model": "mine.py"}
     settings = SimpleNamespace(results=tmp_path, interpreters={})
     with pytest.raises(pytest.UsageError, match="nothing was measured"):
@@ -296,9 +295,9 @@ def test_a_python_without_tensorflow_copies_no_weights(monkeypatch, tmp_path):
             raise BadFile("pair.py: ModuleNotFoundError: No module named 'tensorflow'")
         return side
 
-    monkeypatch.setattr(bench_own_model, "_ask", ask)
+    monkeypatch.setattr(user_task, "_ask", ask)
     said = []
-    about = bench_own_model._check(None, own_model.look(path), ["pt", "tf"], tmp_path, said.append)
+    about = user_task._check(None, user_model.look(path), ["pt", "tf"], tmp_path, said.append)
     assert (about["paired"], about["pairs"], list(about["sides"])) == (False, {}, ["pt", "tf"])
     assert "PyTorch's Python has no TensorFlow: its weights can't be copied" in said
 
@@ -374,12 +373,12 @@ def test_the_page_begins_with_the_answer_and_its_code(folder, tried):
 )
 def test_the_code_of_a_prediction_runs(folder, tried, tmp_path, side, route, file):
     (data,) = (folder / "results" / "data").glob("own-my_model-*")
-    about, named = own_model.about(data), tmp_path / "my-model 2.py"  # no name for an import
+    about, named = user_model.about(data), tmp_path / "my-model 2.py"  # no name for an import
     shutil.copy(folder / "my_model.py", named)
-    own = Own(own_model.look(named), own_model.task(about), about, {})
+    own = Own(user_model.look(named), user_model.task(about), about, {})
     case = {"technique": "export", "variant": route, "settings": {"route": route}}
     path = tmp_path / "predict.py"
-    path.write_text(own_answer._prediction(own, side, case) + "assert output.shape == (8, 10)\n")
+    path.write_text(user_answer._prediction(own, side, case) + "assert output.shape == (8, 10)\n")
     workers.run("example_worker", (side,), lambda _: [path])
     assert (tmp_path / file).stat().st_size > 20_000  # it has the weights
 
@@ -388,10 +387,10 @@ def test_why_there_is_no_accuracy_of_what_was_timed_is_said():
     row = {"framework": "pt", "flavour": None, "technique": "stacking", "variant": "bf16"}
     row |= {"timed": False}
     cases = [row | {"status": "OK", "reason": None}]
-    assert own_answer._not_measured({"cases": cases, "blocks": [], "matches": []}) == []
+    assert user_answer._not_measured({"cases": cases, "blocks": [], "matches": []}) == []
     cases = [row | {"status": "OK", "reason": "accuracy not measured: mine.py:3: in evaluate"}]
     cases += [row | {"status": "FAILED", "reason": "it fell over"}]
-    said = own_answer._not_measured({"cases": cases, "blocks": [], "matches": []})
+    said = user_answer._not_measured({"cases": cases, "blocks": [], "matches": []})
     assert said[0] == "Not measured:"
     assert "bf16 (stacking): accuracy not measured: mine.py:3: in evaluate" in " ".join(said)
     assert "bf16 (stacking): FAILED: it fell over" in " ".join(said)
@@ -427,12 +426,12 @@ def test_code_runs_where_it_lies_on_batches_with_lists(tmp_path, monkeypatch):
     for name, more in (("lists", BATCH), ("json", BATCHES)):
         file = models / f"{name}.py"
         file.write_text(LISTS + more)
-        module = own_model.load(file)
+        module = user_model.load(file)
         x, y = module.drawn(8, 0)
-        assert not own_model.keeps_structure(x)
-        assert not own_model.keeps_structure(y)
-        own = Own(own_model.look(file), None, {"batch_size": 8, "sides": {"pt": of}}, {})
-        text = own_answer._script(
+        assert not user_model.keeps_structure(x)
+        assert not user_model.keeps_structure(y)
+        own = Own(user_model.look(file), None, {"batch_size": 8, "sides": {"pt": of}}, {})
+        text = user_answer._script(
             own, "pt", {"technique": "stacking", "variant": "winners", "settings": {}}
         )
         (place / f"use_{name}.py").write_text(f"{text}assert loss.isfinite()\n")
@@ -443,7 +442,7 @@ def test_code_runs_where_it_lies_on_batches_with_lists(tmp_path, monkeypatch):
         "    runpy.run_path(path)\n"
         "sys.stdout.buffer.write(b'\\xfc')\n"  # as old consoles have it
     )
-    assert own_answer.run(both, own, "pt") is None
+    assert user_answer.run(both, own, "pt") is None
 
 
 @pytest.mark.parametrize(
@@ -459,14 +458,14 @@ def test_code_runs_where_it_lies_on_batches_with_lists(tmp_path, monkeypatch):
     ],
 )
 def test_what_becomes_another_structure_is_known(tree, kept):
-    assert own_model.keeps_structure(tree) is kept
+    assert user_model.keeps_structure(tree) is kept
 
 
 def test_an_answer_of_a_run_that_ended_early_is_written(folder, record, tmp_path):
     (data,) = (folder / "results" / "data").glob("own-my_model-*")
-    about = own_model.about(data)
+    about = user_model.about(data)
     about["sides"]["tf"]["own_step"] = "train_step"
-    own = Own(own_model.look(folder / "my_model.py"), own_model.task(about), about, {})
+    own = Own(user_model.look(folder / "my_model.py"), user_model.task(about), about, {})
     cases = [
         case
         | {"blocks": [], "evidence": None, "metrics": dict.fromkeys(case["metrics"])}
@@ -474,8 +473,8 @@ def test_an_answer_of_a_run_that_ended_early_is_written(folder, record, tmp_path
         for case in record["cases"]
     ]
     cases.append(cases[0] | {"technique": "batch_size_finder", "id": "batch_size_finder"})
-    own_answer.write(tmp_path, record | {"cases": cases, "comparisons": []}, own)
-    said = own_answer.read(tmp_path)
+    user_answer.write(tmp_path, record | {"cases": cases, "comparisons": []}, own)
+    said = user_answer.read(tmp_path)
     assert "where a step's time goes was not measured" in said
     assert "TensorFlow: the model's own train_step is not used; a step is loss_fn" in said
     assert "PyTorch: the model's own" not in said
@@ -483,20 +482,20 @@ def test_an_answer_of_a_run_that_ended_early_is_written(folder, record, tmp_path
     assert "argest batch" not in said
     assert not list(tmp_path.glob("*.py"))
     named = [case for case in cases if case["technique"] == "mixed_precision"]
-    own_answer.write(tmp_path, record | {"cases": named, "comparisons": []}, own)
-    assert "where a step's time goes" not in own_answer.read(tmp_path)
+    user_answer.write(tmp_path, record | {"cases": named, "comparisons": []}, own)
+    assert "where a step's time goes" not in user_answer.read(tmp_path)
 
 
 def test_an_interrupted_run_has_its_answer_at_once(monkeypatch, folder, record, tmp_path):
     (data,) = (folder / "results" / "data").glob("own-my_model-*")
-    about = own_model.about(data)
-    own = Own(own_model.look(folder / "my_model.py"), own_model.task(about), about, {})
-    monkeypatch.setattr(own_answer, "run", lambda *given: pytest.fail("code was run"))
-    monkeypatch.setattr(own_answer, "_faster", lambda *given: pytest.fail("code was written"))
+    about = user_model.about(data)
+    own = Own(user_model.look(folder / "my_model.py"), user_model.task(about), about, {})
+    monkeypatch.setattr(user_answer, "run", lambda *given: pytest.fail("code was run"))
+    monkeypatch.setattr(user_answer, "_faster", lambda *given: pytest.fail("code was written"))
     for name in ("use_pytorch.py", "predict_tensorflow.py"):
         (tmp_path / name).touch()  # of the answer before, where the run was taken up
-    own_answer.write(tmp_path, record | {"ended": "interrupted"}, own)
-    assert own_answer.read(tmp_path).endswith("since you interrupted; --resume tries it.")
+    user_answer.write(tmp_path, record | {"ended": "interrupted"}, own)
+    assert user_answer.read(tmp_path).endswith("since you interrupted; --resume tries it.")
     assert [path.name for path in tmp_path.iterdir()] == ["answer.txt"]
 
 
@@ -515,14 +514,14 @@ def test_what_the_compiler_left_out_is_said(record):
     case = next(case for case in record["cases"] if case["status"] == "OK")
     left = case | {"evidence": {"graphs": 2, "not_compiled": ["lstm", "zeros"]}}
     whole = case | {"evidence": {"graphs": 1, "not_compiled": []}}
-    (_, said, _) = own_answer._partly_compiled({"cases": [whole, left]})
+    (_, said, _) = user_answer._partly_compiled({"cases": [whole, left]})
     assert said.endswith("batch 8: 2 graphs; outside of them lstm, zeros")
 
 
 def test_code_says_how_to_start_it_as_the_rows_were(tmp_path):
     path = tmp_path / "use.py"
     shown = "import json, os; print(json.dumps(dict(os.environ)))"
-    path.write_text(own_answer._started(path.name) + shown)
+    path.write_text(user_answer._started(path.name) + shown)
     command = [line.strip("# ") for line in path.read_text().splitlines() if line[:6] == "#     "]
     said = "\n".join(command).replace("python ", f"{sys.executable} ")
     done = subprocess.run(said, shell=True, cwd=tmp_path, capture_output=True, check=True)
@@ -537,8 +536,8 @@ def test_what_the_allocator_costs_as_installed_is_said(verdict, said):
     case = {"technique": "baseline", "variant": "as_installed", "framework": "pt", "id": "row"}
     found = {"kind": "baseline", "numerator": "row", "ratio": 1.606, "ci": [1.502, 1.717]}
     record = {"cases": [case], "comparisons": [found | {"verdict": verdict}]}
-    assert " ".join(own_answer._allocator(record, "pt")).strip().startswith(said)
-    assert own_answer._allocator(record, "tf") == []
+    assert " ".join(user_answer._allocator(record, "pt")).strip().startswith(said)
+    assert user_answer._allocator(record, "tf") == []
 
 
 def test_other_commands_read_its_record(folder, tried, capsys):

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.harness import apart, machine
+from bench.harness import isolated_measurements, machine
 from bench.harness.durations import USUAL_BYTES
 from bench.harness.folders import alone
 from bench.ladders import climbing, command, report, rule, training
@@ -105,8 +105,8 @@ def test_only_programs_that_fit_into_memory_are_alive_together(
         together.append([case.variant.name for case in cases])
         return real(processes, cases, **given)
 
-    real = apart.probes_in_turns
-    monkeypatch.setattr(apart, "probes_in_turns", in_turns)
+    real = isolated_measurements.probes_in_turns
+    monkeypatch.setattr(isolated_measurements, "probes_in_turns", in_turns)
     monkeypatch.setattr(machine, "free_memory", lambda: 2.6 * (10**9 + USUAL_BYTES))
     record = begin(tmp_path, frameworks=("pt",), blocks=1)
     rungs = tuple(rung for rung in LADDER.rungs if rung.name in ("quick", "last"))
@@ -176,7 +176,7 @@ def test_a_climb_that_ends_before_it_begins_can_be_taken_up(results_folder, tmp_
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(apart, "describe", interrupt)
+    monkeypatch.setattr(isolated_measurements, "describe", interrupt)
     record = begin(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         climb(record, tmp_path, results_folder)

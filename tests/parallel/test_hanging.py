@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shared import own_network, parallel
+from shared import network_namespace, parallel
 from tests import workers
 from tests.network.namespaces import refusal
 from tests.parallel.hanging_worker import PATIENCE
@@ -78,7 +78,7 @@ assert socket.create_connection(("127.0.0.1", int(sys.argv[1])), 20).recv(4) == 
 
 @permitted
 def test_processes_of_one_network_reach_each_other_and_nobody_else_does(tmp_path):
-    with own_network.own_network() as network:
+    with network_namespace.isolated_network() as network:
         (port,) = parallel.free_ports(1)
         started = []
         for program in (SERVER, CLIENT):
@@ -102,7 +102,7 @@ def until(condition) -> None:
 @permitted
 def test_who_enters_a_network_keeps_user_folder_and_environment(tmp_path):
     said = "import os; print(os.getuid(), os.getcwd(), os.environ['WORD'])"
-    with own_network.own_network() as network:
+    with network_namespace.isolated_network() as network:
         done = subprocess.run(
             network.command([sys.executable, "-c", said]),
             pass_fds=network.files,
@@ -116,7 +116,7 @@ def test_who_enters_a_network_keeps_user_folder_and_environment(tmp_path):
 
 def test_where_no_network_is_permitted_a_warning_says_so_and_the_run_goes_on(monkeypatch, tmp_path):
     refusing = "import sys; sys.exit('PermissionError: unshare: Operation not permitted')"
-    monkeypatch.setattr(own_network, "_PYTHON", [sys.executable, "-c", refusing])
+    monkeypatch.setattr(network_namespace, "_PYTHON", [sys.executable, "-c", refusing])
     monkeypatch.setattr(parallel, "others_reach", lambda host: ["eth0"])
     run = f"open({str(tmp_path / 'ran')!r}, 'w').close()"
     with pytest.warns(UserWarning, match="listen on every interface .*Operation not permitted"):
@@ -130,7 +130,7 @@ def test_interfaces_beside_the_loopback_and_the_runs_own_are_named(tmp_path):
         "import psutil; from shared import parallel\n"
         "print([name for name in psutil.net_if_addrs()], parallel.others_reach('127.0.0.1'))"
     )
-    with own_network.own_network() as network:
+    with network_namespace.isolated_network() as network:
         done = subprocess.run(
             network.command([sys.executable, "-c", said]),
             pass_fds=network.files,

@@ -17,7 +17,7 @@ from bench.report.content import build
 from bench.report.curves import curves
 from bench.report.lifetimes import lifetimes
 from bench.report.page import blocks
-from bench.report.shapes import MOST_TICKS, Scale, letters, scale, spread_letters, tick_text
+from bench.report.svg_shapes import MOST_TICKS, Scale, letters, scale, spread_letters, tick_text
 from bench.report.tradeoffs import on_front, tradeoffs
 from tests.report.test_report import TASKS, case, comparison, record, small
 

@@ -23,10 +23,10 @@ from bench.analysis.advice import advice
 from bench.analysis.reading import DIFFERENT, load
 from bench.report import advised
 from bench.report import tables as tables_module
+from bench.report.csv_export import csv_text
 from bench.report.files import FORMATS, OWN, write_reports
 from bench.report.page import html
 from bench.report.text import plain, printable
-from bench.report.tidy import csv_text
 from tests import workers
 from tests.report.test_report import (
     HOSTILE,

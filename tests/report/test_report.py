@@ -28,7 +28,7 @@ from bench.analysis.pairing import baseline
 from bench.analysis.reading import load, view
 from bench.analysis.reading import tasks as works_of
 from bench.analysis.schema import check
-from bench.report import command, figures, readme, tidy
+from bench.report import command, csv_export, figures, readme
 from bench.report import page as html_page
 from bench.report.content import merge
 from bench.report.files import FORMATS, write_reports
@@ -659,7 +659,7 @@ def test_rows_of_one_program_show_the_figures_of_the_one_that_was_measured():
     assert row.case["id"] == source["id"]
     assert [each.case["id"] for each in row.repeats] == [shown["id"]]
     assert "plain is the same program as fp32 of mixed_precision" in markdown(results)
-    lines = {line["id"]: line for line in csv.DictReader(io.StringIO(tidy.csv_text(results)))}
+    lines = {line["id"]: line for line in csv.DictReader(io.StringIO(csv_export.csv_text(results)))}
     assert lines[shown["id"]]["blocks"] == lines[source["id"]]["blocks"] == "8"
     assert lines[shown["id"]]["program"] == source["id"]
 
@@ -938,7 +938,7 @@ def test_any_record_fits_the_terminal_and_makes_whole_tables(results, width):
         assert len({len(line) for line in table}) == 1
     bars = sum(line.startswith("|") for line in found.splitlines())
     assert bars == sum(len(table) + 1 for table in tables)
-    for made in (found, html_page.html(results), tidy.csv_text(results)):
+    for made in (found, html_page.html(results), csv_export.csv_text(results)):
         made.encode()
 
 
@@ -1086,7 +1086,7 @@ def test_reports_are_made_again_from_the_record_alone(folder):
     assert write_reports(folder) == [folder / name for name in FORMATS.values()]
     assert (folder / "report.md").read_text("utf-8") == markdown(record())
     assert (folder / "report.html").read_text("utf-8") == html_page.html(record())
-    assert (folder / "tables.csv").read_text("utf-8") == tidy.csv_text(record())
+    assert (folder / "tables.csv").read_text("utf-8") == csv_export.csv_text(record())
     assert names(folder) == ["report.html", "report.md", "results.json", "tables.csv"]
 
 

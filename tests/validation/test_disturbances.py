@@ -11,11 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench import attacked, company, validate
-from bench import neighbours as bench_neighbours
-from bench.company import Found, said_of
 from bench.harness import machine
-from bench.neighbours import PROGRAMS
+from bench.validation import attacked, command, disturbances
+from bench.validation import neighbours as bench_neighbours
+from bench.validation.disturbances import Found, said_of
+from bench.validation.neighbours import PROGRAMS
 from shared import cgroups
 
 pytestmark = pytest.mark.timeout(120)
@@ -59,7 +59,7 @@ def test_what_could_not_be_measured_says_why_and_is_not_wrong():
 @pytest.mark.parametrize("program", [name for name in PROGRAMS if name != "memory"])
 def test_a_neighbour_works_until_it_is_ended(program):
     watch = machine.Watch()
-    with company.neighbours(program, 2) as pids:
+    with disturbances.neighbours(program, 2) as pids:
         started = [psutil.Process(pid) for pid in pids]
         assert len(started) == 2
         deadline = time.monotonic() + 30
@@ -113,15 +113,15 @@ def cores(tmp_path, monkeypatch):
         folder.mkdir()
         (folder / "scaling_max_freq").write_text("3000000")
         (folder / "cpuinfo_min_freq").write_text("800000")
-    monkeypatch.setattr(company, "CLOCKS", tmp_path)
+    monkeypatch.setattr(disturbances, "CLOCKS", tmp_path)
     return tmp_path
 
 
 def test_the_clock_is_lowered_and_let_go(cores, monkeypatch):
-    monkeypatch.setattr(company, "EVERY_S", 0.05)
-    monkeypatch.setattr(company, "STOPPED_S", 0.05)
+    monkeypatch.setattr(disturbances, "EVERY_S", 0.05)
+    monkeypatch.setattr(disturbances, "STOPPED_S", 0.05)
     seen = set()
-    with company.kinds()["clock"]():
+    with disturbances.kinds()["clock"]():
         deadline = time.monotonic() + 20
         while len(seen) < 2:
             assert time.monotonic() < deadline
@@ -133,7 +133,7 @@ def test_the_clock_is_lowered_and_let_go(cores, monkeypatch):
 def test_a_clock_that_may_not_be_set_is_no_kind(cores):
     for file in cores.glob("*/scaling_max_freq"):
         file.unlink()
-    assert "clock" not in company.kinds()
+    assert "clock" not in disturbances.kinds()
 
 
 @contextlib.contextmanager
@@ -169,12 +169,12 @@ def in_a_group(process: psutil.Process) -> bool:
     ],
 )
 def test_workers_are_struck_and_let_go(kind, struck, monkeypatch):
-    monkeypatch.setattr(company, "EVERY_S", 0.1)
-    monkeypatch.setattr(company, "STOPPED_S", 0.3)
+    monkeypatch.setattr(disturbances, "EVERY_S", 0.1)
+    monkeypatch.setattr(disturbances, "STOPPED_S", 0.3)
     threads = threading.active_count()
     with sleeper() as process:
         mine = len(os.sched_getaffinity(0))
-        with company.kinds()[kind]():
+        with disturbances.kinds()[kind]():
             deadline = time.monotonic() + 20
             while not struck(process):
                 assert time.monotonic() < deadline
@@ -190,13 +190,13 @@ def test_workers_are_struck_and_let_go(kind, struck, monkeypatch):
 def test_a_run_in_company_judges_its_pairs(results_folder, fakes, capsys):
     """With the NumPy kit: whole from the command to its lines, and nobody left."""
     before = {child.pid for child in psutil.Process().children(recursive=True)}
-    status = validate.main(
+    status = command.main(
         ["company", "--framework", "pt", "--kinds", "one core", "--results", str(results_folder)]
     )
     said = capsys.readouterr().out.splitlines()
     assert status in (0, 1)
     assert [line.split(" pt ")[1].split(":")[0][:10] for line in said[:-1]] == [
-        f"{name:10}" for name in company.PAIRS
+        f"{name:10}" for name in disturbances.PAIRS
     ]
     assert said[-1].startswith("2 pairs in bad company: ")
     assert status == any("WRONG" in line for line in said)
@@ -206,9 +206,9 @@ def test_a_run_in_company_judges_its_pairs(results_folder, fakes, capsys):
 
 def test_a_wrong_verdict_is_the_exit_status(monkeypatch, tmp_path, capsys):
     one = Found("cores", "pt", "equal work", 1.2, (1.1, 1.3), "slower", None)
-    monkeypatch.setattr(company, "disturbed", lambda *_: [one])
+    monkeypatch.setattr(disturbances, "disturbed", lambda *_: [one])
     given = ["company", "--kinds", "cores", "--framework", "pt", "--results", str(tmp_path)]
-    assert validate.main(given) == 1
+    assert command.main(given) == 1
     assert "1 with a verdict, 1 of them wrong" in capsys.readouterr().out
 
 
@@ -222,10 +222,10 @@ def test_what_was_said_is_kept_and_shown(monkeypatch, tmp_path):
             "disk", "tf", "equal work", None, None, None, None, "could not be measured: time-out"
         ),
     ]
-    monkeypatch.setattr(company, "disturbed", lambda *_: found)
+    monkeypatch.setattr(disturbances, "disturbed", lambda *_: found)
     kinds = {"cores": contextlib.nullcontext}
-    monkeypatch.setattr(company, "kinds", lambda: kinds)
-    validate.main(["company", "--results", str(tmp_path), "--publish"])
+    monkeypatch.setattr(disturbances, "kinds", lambda: kinds)
+    command.main(["company", "--results", str(tmp_path), "--publish"])
     page = attacked.PAGE.read_text("utf-8")
     assert "2 of 2 verdicts were wrong" in " ".join(page.split())
     assert "| cores | PyTorch | 2 slower | 2 can't tell | 2 |" in page
@@ -234,7 +234,7 @@ def test_what_was_said_is_kept_and_shown(monkeypatch, tmp_path):
     # One kind alone takes the place of what was kept of it.
     found[:] = [Found("cores", "pt", "equal work", 1.0, (0.9, 1.1), "inconclusive", None)]
     given = ["company", "--kinds", "cores", "--results", str(tmp_path), "--publish"]
-    assert validate.main(given) == 0
+    assert command.main(given) == 0
     page = attacked.PAGE.read_text("utf-8")
     assert "0 of 2 verdicts were wrong" in " ".join(page.split())
     assert "| cores | PyTorch | 2 inconclusive |" in page
@@ -253,6 +253,6 @@ def test_what_was_said_is_kept_and_shown(monkeypatch, tmp_path):
 )
 def test_bad_options_are_one_line(options, said, capsys):
     with pytest.raises(SystemExit) as ended:
-        validate.main(["company", *options])
+        command.main(["company", *options])
     assert ended.value.code == 2
     assert said in capsys.readouterr().err

@@ -5,7 +5,7 @@ Linux, which root may make, and elsewhere every user where the system permits us
 program is needed for it. It lasts as long as a process is in it or somebody holds it open.
 
 Beside its functions this file is the program that makes one and that enters one:
-`python own_network.py make` · `python own_network.py enter NET USER COMMAND …`.
+`python network_namespace.py make` · `python network_namespace.py enter NET USER COMMAND …`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Network:
 
 
 @contextlib.contextmanager
-def own_network() -> Iterator[Network]:
+def isolated_network() -> Iterator[Network]:
     """Make a network. Raises Refused where the system does not permit it."""
     maker = subprocess.Popen(
         [*_PYTHON, "make"],

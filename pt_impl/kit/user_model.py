@@ -2,7 +2,7 @@
 
 What it holds: what a function `pytorch()` of a user's file returns, held to what a train step
 needs, with an optimizer that can be made again for each copy of the model.
-Twin: `tf_impl/kit/own_model.py`.
+Twin: `tf_impl/kit/user_model.py`.
 Where the frameworks differ: weights are called as in `state_dict`; there they are numbered, since
 Keras counts up the names of layers in a process. An optimizer belongs to its parameters, and a
 model's own is used; there a new one is made of its configuration. A loss takes (output, y) in both;
@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from pt_impl.kit import calling, comparing, runtime, signatures, training
-from shared.own_model import (
+from shared.specs import Recipe
+from shared.user_model import (
     BadFile,
     Logits,
     check_broadcast,
@@ -29,7 +30,6 @@ from shared.own_model import (
     mapped,
     one_line,
 )
-from shared.specs import Recipe
 
 
 class OwnModel:

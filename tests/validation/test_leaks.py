@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from bench import attacked, leaks, validate
-from bench.analysis.simulate import losses
+import bench.validation.attacked
+from bench.validation import attacked, command, leaks
+from bench.validation.simulate import losses
 
 FOUND = [[size, "leak" if size > 0.25 else "steady"] for size in leaks.SIZES]
 FALSE_ALARM = [[size, "leak"] for size in leaks.SIZES]
@@ -34,7 +35,7 @@ def test_what_was_found_is_kept_and_shown(monkeypatch, results_folder, tmp_path)
     monkeypatch.setattr(attacked, "PAGE", tmp_path / "attacked.md")
     monkeypatch.setattr(leaks, "_in_new_process", lambda *arguments: FOUND)
     given = ["leaks", "--processes", "3", "--results", str(results_folder), "--publish"]
-    assert validate.main(given) == 0
+    assert command.main(given) == 0
     attacked.keep("losses", {"rows": losses("digits-cnn", [0.5, -0.5], 4, 0, 100)} | SIMULATED)
     page = attacked.PAGE.read_text("utf-8")
     for framework in ("PyTorch", "TensorFlow"):
@@ -56,7 +57,7 @@ SIMULATED = {"seeds": 4, "runs": 100}
 )
 def test_bad_options_are_one_line(options, said, capsys):
     with pytest.raises(SystemExit, match="2"):
-        validate.main(["leaks", *options])
+        command.main(["leaks", *options])
     assert said in capsys.readouterr().err.splitlines()[-1]
 
 
@@ -66,8 +67,10 @@ def test_bad_options_are_one_line(options, said, capsys):
 def test_a_megabyte_a_round_is_found(framework, monkeypatch, results_folder):
     """Whole, in a process of its own."""
     rows = []
-    monkeypatch.setattr(leaks.attacked, "on_this_machine", dict)
-    monkeypatch.setattr(leaks.attacked, "keep", lambda section, found: rows.extend(found["rows"]))
+    monkeypatch.setattr(bench.validation.attacked, "on_this_machine", dict)
+    monkeypatch.setattr(
+        bench.validation.attacked, "keep", lambda section, found: rows.extend(found["rows"])
+    )
     assert leaks.report([framework], 1, results_folder, publish=True) == 0
     assert leaks.found(rows, framework, 1.0) == 1
     assert leaks.found(rows, framework, 0.0) == 0

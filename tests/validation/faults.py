@@ -20,7 +20,7 @@ class Fault:
 
 
 VERDICTS = ("tests/analysis/test_verdicts.py",)
-LOOKS = ("tests/analysis/test_looks.py",)
+LOOKS = ("tests/analysis/test_early_stopping.py",)
 FIT = ("tests/analysis/test_fit.py",)
 CHOOSE = ("tests/analysis/test_choose.py",)
 COMPARE = ("tests/analysis/test_compare.py",)
@@ -196,21 +196,21 @@ STATISTICS = (
     ),
     Fault(
         "who has a wide interval leaves",
-        "bench/analysis/looks.py",
+        "bench/analysis/early_stopping.py",
         "WIDEST = 0.06",
         "WIDEST = 6.0",
         LOOKS,
     ),
     Fault(
         "baselines leave",
-        "bench/analysis/looks.py",
+        "bench/analysis/early_stopping.py",
         'if case["role"] != "variant" or case["id"] in open_',
         'if case["id"] in open_',
         LOOKS,
     ),
     Fault(
         "who is not decided leaves",
-        "bench/analysis/looks.py",
+        "bench/analysis/early_stopping.py",
         "                open_ |= sides",
         "                pass",
         LOOKS,
@@ -311,7 +311,7 @@ PARITY = (
     ),
     Fault(
         "seeds of training swapped between twins",
-        "bench/harness/apart.py",
+        "bench/harness/isolated_measurements.py",
         "seed=seed,",
         'seed=seed + (case.framework == "tf"),',
         harness("twins_start"),
@@ -405,10 +405,10 @@ MEASURING = (
     ),
     Fault(
         "a neighbour that counts as one's own",
-        "bench/neighbours.py",
+        "bench/validation/neighbours.py",
         'if hasattr(os, "fork") and os.fork():',
         "if False:",
-        ("tests/harness/test_company.py", "-k", "neighbour"),
+        ("tests/validation/test_disturbances.py", "-k", "neighbour"),
     ),
     Fault(
         "results that come after the sample",

@@ -14,15 +14,15 @@ from bench.analysis import decisions, sequential
 from bench.analysis.analyse import analyse, raw
 from bench.analysis.bounds import LOOKS, bound, confidence, crossing, taken
 from bench.analysis.comparisons import side_by_side
+from bench.analysis.early_stopping import _finished, accuracy_decided, leaving
 from bench.analysis.fit import fit_of
-from bench.analysis.looks import _finished, accuracy_decided, leaving
 from bench.analysis.sequential import DECIDED, Pair, judge
-from bench.analysis.simulate import BASE, Outcome, simulate, summary
 from bench.analysis.verdicts import DELTA, Interval, Ratio
 from bench.harness.matches import Played
 from bench.harness.plan import EFFORT, Technique, Variant, Workload
 from bench.harness.record import Record
 from bench.harness.selection import cases_of
+from bench.validation.simulate import BASE, Outcome, simulate, summary
 from tests import workers
 
 # Bounds -----------------------------------------------------------------------------------------

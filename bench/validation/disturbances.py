@@ -91,7 +91,7 @@ def neighbours(program: str, count: int) -> Iterator[list[int]]:
     pids, pipe = [], subprocess.PIPE
     with contextlib.ExitStack() as stack:
         for _ in range(count):
-            command = [sys.executable, "-m", "bench.neighbours", program]
+            command = [sys.executable, "-m", "bench.validation.neighbours", program]
             process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe)
             stack.callback(process.communicate)  # which ends its input, and waits for its end
             pids.append(int(process.stdout.readline()))

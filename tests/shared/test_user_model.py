@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shared import own_model
-from shared.own_model import BadFile
+from shared import user_model
 from shared.profiles import in_order
+from shared.user_model import BadFile
 
 MODEL = "def pytorch(): pass\n"
 BATCH = "def batch(size, seed): pass\n"
@@ -23,15 +23,15 @@ def file(tmp_path, text, name="my_model.py"):
 
 def test_it_is_known_by_its_functions(tmp_path):
     text = f"raise SystemExit('executed')\nfrom nets import tensorflow\n{MODEL}{BATCH}"
-    found = own_model.look(file(tmp_path, text))
+    found = user_model.look(file(tmp_path, text))
     assert found.sides == ["pt", "tf"]
     assert found.functions == {"pytorch", "tensorflow", "batch"}
     assert found.name == "my_model"
 
 
 def test_a_name_of_the_suite_s_is_another_task(tmp_path):
-    assert own_model.look(file(tmp_path, MODEL + BATCH, "photos.py")).name == "own_photos"
-    assert own_model.look(file(tmp_path, MODEL + BATCH, "my net-2.py")).name == "my_net_2"
+    assert user_model.look(file(tmp_path, MODEL + BATCH, "photos.py")).name == "own_photos"
+    assert user_model.look(file(tmp_path, MODEL + BATCH, "my net-2.py")).name == "my_net_2"
 
 
 @pytest.mark.parametrize(
@@ -44,18 +44,18 @@ def test_a_name_of_the_suite_s_is_another_task(tmp_path):
 )
 def test_what_is_wrong_is_one_line(tmp_path, text, said):
     with pytest.raises(BadFile) as found:
-        own_model.look(file(tmp_path, text))
+        user_model.look(file(tmp_path, text))
     assert said in str(found.value)
     assert "\n" not in str(found.value)
 
 
 def test_a_file_that_is_none_says_so(tmp_path):
     with pytest.raises(BadFile, match=r"gone\.py can't be read \(No such file"):
-        own_model.look(tmp_path / "gone.py")
+        user_model.look(tmp_path / "gone.py")
     path = tmp_path / "bytes.py"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadFile, match="is no Python"):
-        own_model.look(path)
+        user_model.look(path)
 
 
 @pytest.mark.parametrize(
@@ -76,10 +76,10 @@ def test_a_step_and_its_batches_are_made_by_a_file(tmp_path, returned, said):
 
     path = file(tmp_path, f"def make():\n    return {returned}\n")
     if said in ("1", "[2]"):
-        assert str(own_model.with_made(path, first)) == said
+        assert str(user_model.with_made(path, first)) == said
         return
     with pytest.raises(BadFile) as found:
-        own_model.with_made(path, first)
+        user_model.with_made(path, first)
     assert said in str(found.value)
     assert "\n" not in str(found.value)
 
@@ -113,31 +113,31 @@ def test_a_step_and_its_batches_are_made_by_a_file(tmp_path, returned, said):
     ],
 )
 def test_of_an_error_s_lines_the_reason_is_said(message, said):
-    assert own_model.one_line(RuntimeError(message)) == f"RuntimeError: {said}"
+    assert user_model.one_line(RuntimeError(message)) == f"RuntimeError: {said}"
 
 
 def test_the_line_that_fails_is_named(tmp_path):
     text = f"{BATCH}def pytorch():\n    return helper()\n\ndef helper():\n    return {{}}['loss']\n"
-    module = own_model.load(file(tmp_path, text))
+    module = user_model.load(file(tmp_path, text))
     with pytest.raises(BadFile, match=r"^my_model\.py:6: in pytorch KeyError: 'loss'$"):
-        own_model.call("pytorch", module.__file__, module.pytorch)
+        user_model.call("pytorch", module.__file__, module.pytorch)
     with pytest.raises(BadFile, match=r"^broken\.py:1: ZeroDivisionError: division by zero$"):
-        own_model.load(file(tmp_path, "1 / 0\n", "broken.py"))
+        user_model.load(file(tmp_path, "1 / 0\n", "broken.py"))
     (tmp_path / "latin.py").write_bytes("# Größe\n".encode("latin-1"))
     with pytest.raises(BadFile, match=r"latin\.py: SyntaxError: .*save the file as UTF-8"):
-        own_model.load(tmp_path / "latin.py")
+        user_model.load(tmp_path / "latin.py")
 
 
 def test_a_file_has_no_arguments_of_the_process_that_executes_it(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["worker", "7"])
     path = file(tmp_path, "import sys\ngiven = sys.argv\ndef pytorch(): return sys.argv\n")
-    module = own_model.load(path)
+    module = user_model.load(path)
     assert module.given == [str(path)]
-    assert own_model.call("pytorch", path, module.pytorch) == [str(path)]
+    assert user_model.call("pytorch", path, module.pytorch) == [str(path)]
     assert sys.argv == ["worker", "7"]
     ends = file(tmp_path, "raise SystemExit('usage: train.py DATA')\n", "ends.py")
     with pytest.raises(BadFile, match=r"py:1: SystemExit: usage: train\.py DATA \(it ends the"):
-        own_model.load(ends)
+        user_model.load(ends)
 
 
 def square(output, y):
@@ -156,7 +156,7 @@ def test_a_loss_that_holds_each_output_against_all_targets_is_said(loss, output,
     random = np.random.default_rng(0)
     said = f"the output is {output}, y is {y}; give both one shape".replace("(", r"\(")
     with pytest.raises(BadFile, match=said.replace(")", r"\)")):
-        own_model.check_broadcast(loss, random.normal(size=output), random.normal(size=y))
+        user_model.check_broadcast(loss, random.normal(size=output), random.normal(size=y))
 
 
 @pytest.mark.parametrize(
@@ -174,58 +174,58 @@ def test_a_loss_that_holds_each_output_against_all_targets_is_said(loss, output,
 )
 def test_a_loss_that_takes_care_of_its_shapes_is_sound(loss, output, y):
     random = np.random.default_rng(0)
-    own_model.check_broadcast(loss, random.normal(size=output), random.normal(size=y))
-    own_model.check_broadcast(loss, {"logits": 1}, random.normal(size=y))
+    user_model.check_broadcast(loss, random.normal(size=output), random.normal(size=y))
+    user_model.check_broadcast(loss, {"logits": 1}, random.normal(size=y))
 
 
 def test_a_loss_that_takes_its_targets_first_is_said():
     with pytest.raises(BadFile, match="takes y_true first"):
-        own_model.check_order(lambda y_true, y_pred: 0)
-    own_model.check_order(lambda output, y_true: 0)
-    own_model.check_order(dict)
+        user_model.check_order(lambda y_true, y_pred: 0)
+    user_model.check_order(lambda output, y_true: 0)
+    user_model.check_order(dict)
 
 
 def test_what_upstream_refuses_is_named_as_well(tmp_path):
     text = f"{BATCH}def pytorch():\n    raise NotImplementedError('no such layer')\n"
-    module = own_model.load(file(tmp_path, text))
+    module = user_model.load(file(tmp_path, text))
     with pytest.raises(BadFile, match="no such layer"):
-        own_model.call("pytorch", module.__file__, module.pytorch)
+        user_model.call("pytorch", module.__file__, module.pytorch)
 
 
 def test_a_package_of_the_suite_s_name_is_said(tmp_path):
     path = file(tmp_path, f"from shared.net import WIDTH\n{MODEL}{BATCH}")
     with pytest.raises(BadFile, match=r"py:1: .*has a package 'shared', too: give yours another"):
-        own_model.load(path)
+        user_model.load(path)
 
 
 def test_it_imports_what_lies_beside_it(tmp_path):
     file(tmp_path, "WIDTH = 7\n", "own_width_of_a_test.py")
     path = file(tmp_path, f"from own_width_of_a_test import WIDTH\n{MODEL}{BATCH}")
-    assert own_model.load(path).WIDTH == 7
+    assert user_model.load(path).WIDTH == 7
 
 
 def test_it_is_executed_as_it_was_checked_where_it_was_started(tmp_path, monkeypatch):
     monkeypatch.chdir(Path(__file__).parent)
     text = f"import os\nPLACE = os.getcwd()\n{MODEL}{BATCH}"
     path = file(tmp_path, text)
-    checked = own_model.look(path)
+    checked = user_model.look(path)
     path.write_text(text.replace("PLACE", "EDITED").replace("pass", "return 7"))
-    (tmp_path / own_model.SOURCE).write_bytes(checked.text)
-    module = own_model.load_checked(path, tmp_path, str(tmp_path))
+    (tmp_path / user_model.SOURCE).write_bytes(checked.text)
+    module = user_model.load_checked(path, tmp_path, str(tmp_path))
     assert Path(module.PLACE).samefile(tmp_path)
     assert inspect.getsource(module.pytorch) == MODEL  # which AutoGraph reads
-    assert own_model.look(path).sha256() != checked.sha256()
+    assert user_model.look(path).sha256() != checked.sha256()
 
 
 def test_a_file_needs_no_suffix(tmp_path):
     path = file(tmp_path, MODEL + BATCH, "my_model")
-    assert own_model.load(path).pytorch() is None
+    assert user_model.load(path).pytorch() is None
 
 
 def test_a_batch_has_the_size_that_the_file_means(tmp_path):
-    default = own_model.load(file(tmp_path, f"{MODEL}def batch(size=12, seed=0): pass\n", "a.py"))
-    assert own_model.usual_size(default) == 12
-    assert own_model.usual_size(own_model.load(file(tmp_path, MODEL + BATCH, "b.py"))) == 32
+    default = user_model.load(file(tmp_path, f"{MODEL}def batch(size=12, seed=0): pass\n", "a.py"))
+    assert user_model.usual_size(default) == 12
+    assert user_model.usual_size(user_model.load(file(tmp_path, MODEL + BATCH, "b.py"))) == 32
 
 
 def test_a_batch_is_arrays_in_any_structure(tmp_path):
@@ -236,11 +236,11 @@ def test_a_batch_is_arrays_in_any_structure(tmp_path):
         "    x = {'ids': np.full((size, 3), seed), 'parts': (np.zeros(size), [1.0] * size)}\n"
         "    return x, np.array(framework == 'tensorflow')\n"
     )
-    module = own_model.load(file(tmp_path, text))
-    batches = [own_model.draw(module, 4, seed, "tf") for seed in range(own_model.BATCHES)]
-    own_model.save_batches(tmp_path / "tf", batches)
-    whole, few = (own_model.load_batches(tmp_path / "tf", size) for size in (None, 1))
-    assert len(whole) == own_model.BATCHES
+    module = user_model.load(file(tmp_path, text))
+    batches = [user_model.draw(module, 4, seed, "tf") for seed in range(user_model.BATCHES)]
+    user_model.save_batches(tmp_path / "tf", batches)
+    whole, few = (user_model.load_batches(tmp_path / "tf", size) for size in (None, 1))
+    assert len(whole) == user_model.BATCHES
     x, y = whole[3]
     assert list(x) == ["ids", "parts"]
     assert (x["ids"] == 3).all()
@@ -248,7 +248,7 @@ def test_a_batch_is_arrays_in_any_structure(tmp_path):
     assert x["parts"][1].tolist() == [1.0] * 4
     assert bool(y)
     assert few[3][0]["ids"].shape == (1, 3)
-    x, y = own_model.samples(tmp_path / "tf", 10)
+    x, y = user_model.samples(tmp_path / "tf", 10)
     assert x["ids"][:, 0].tolist() == [0] * 4 + [1] * 4 + [2] * 2
     assert x["parts"][0].shape == (10,)
     assert y.shape == ()  # what has no samples stays as it is
@@ -259,29 +259,29 @@ def test_one_sample_leaves_what_is_of_no_sample(tmp_path):
         boxes = [{"boxes": np.full((1 + place % 3, 4), seed)} for place in range(8)]
         return {"of_images": tuple(boxes), "weights": np.ones(10), "label": np.arange(8)}
 
-    batches = [(np.zeros((8, 6)), targets(seed)) for seed in range(own_model.BATCHES)]
-    own_model.save_batches(tmp_path, batches)
-    _, y = own_model.load_batches(tmp_path, 1)[2]
+    batches = [(np.zeros((8, 6)), targets(seed)) for seed in range(user_model.BATCHES)]
+    user_model.save_batches(tmp_path, batches)
+    _, y = user_model.load_batches(tmp_path, 1)[2]
     assert len(y["of_images"]) == 1
     assert y["of_images"][0]["boxes"].tolist() == [[2] * 4]
     assert y["weights"].shape == (10,)
     assert y["label"].tolist() == [0]
-    x, y = own_model.samples(tmp_path, 80)
+    x, y = user_model.samples(tmp_path, 80)
     assert x.shape == (80, 6)
     assert [each["boxes"][0, 0] for each in y["of_images"]] == sorted([*range(10)] * 8)
     assert y["weights"].shape == (10,)
-    assert len(own_model.resized(y, 80, 100)["of_images"]) == 100
+    assert len(user_model.resized(y, 80, 100)["of_images"]) == 100
     two = (np.arange(2), np.ones(10))  # two targets of two samples are no list of samples
-    assert [len(each) for each in own_model.resized(two, 2, 1)] == [1, 10]
+    assert [len(each) for each in user_model.resized(two, 2, 1)] == [1, 10]
 
 
 def test_logits_are_found_wherever_an_output_has_them():
     logits = np.eye(2)
-    for output in (logits, {"loss": 1.0, "logits": logits}, own_model.Logits(logits), (logits, 0)):
-        assert own_model.first(output) is logits
-    assert own_model.Logits(logits)["logits"] is own_model.Logits(logits)[0] is logits
+    for output in (logits, {"loss": 1.0, "logits": logits}, user_model.Logits(logits), (logits, 0)):
+        assert user_model.first(output) is logits
+    assert user_model.Logits(logits)["logits"] is user_model.Logits(logits)[0] is logits
     with pytest.raises(KeyError):
-        own_model.Logits(logits)["loss"]
+        user_model.Logits(logits)["loss"]
 
 
 @pytest.mark.parametrize(
@@ -294,11 +294,11 @@ def test_logits_are_found_wherever_an_output_has_them():
 )
 def test_what_is_no_batch_is_said(given, said):
     with pytest.raises(BadFile) as found:
-        own_model.pair(given, "batch")
+        user_model.pair(given, "batch")
     assert said in str(found.value)
 
 
 def test_the_first_axis_is_the_batch():
-    own_model.check_size({"a": np.zeros((8, 2)), "scale": np.array(1.0)}, 8, "batch")
+    user_model.check_size({"a": np.zeros((8, 2)), "scale": np.array(1.0)}, 8, "batch")
     with pytest.raises(BadFile, match=r"shape \(3, 8\): its first axis has to be the 8 samples"):
-        own_model.check_size((np.zeros((8, 2)), np.zeros((3, 8))), 8, "batch")
+        user_model.check_size((np.zeros((8, 2)), np.zeros((3, 8))), 8, "batch")

@@ -2,7 +2,7 @@
 
 What it holds: what a function `tensorflow()` of a user's file returns, held to what a train step
 needs, with an optimizer that can be made again for each copy of the model.
-Twin: `pt_impl/kit/own_model.py`.
+Twin: `pt_impl/kit/user_model.py`.
 Where the frameworks differ: a Keras model may have no variables before its first call. Weights are
 numbered in the order of `model.weights`, since Keras counts up the names of layers in a process. An
 optimizer is made of its configuration, anew for each model. A loss takes (output, y) in both; one
@@ -15,7 +15,8 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from shared.own_model import (
+from shared.specs import Recipe
+from shared.user_model import (
     BadFile,
     Logits,
     check_broadcast,
@@ -25,7 +26,6 @@ from shared.own_model import (
     mapped,
     one_line,
 )
-from shared.specs import Recipe
 from tf_impl.kit import calling, comparing, optimizers, runtime, tracing, training
 
 

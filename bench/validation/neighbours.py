@@ -1,4 +1,4 @@
-"""What disturbs a run in bad company: `python -m bench.neighbours PROGRAM`.
+"""What disturbs a run in bad company: `python -m bench.validation.neighbours PROGRAM`.
 
 It leaves the family of whoever starts it, since a run does not count what its own processes take as
 what others take; says its number; and works until its standard input ends.

@@ -20,7 +20,6 @@ import psutil
 from bench.harness import machine
 from bench.harness.durations import Durations
 from bench.harness.matches import configure
-from bench.harness.own import LEAST_PARITY, SCATTER
 from bench.harness.plan import FRAMEWORKS, Case, Technique, Variant, Workload
 from bench.harness.processes import (
     TIMED_OUT,
@@ -30,9 +29,10 @@ from bench.harness.processes import (
     TimeLimits,
     Unsupported,
 )
-from shared import own_model, scratch
-from shared.own_model import BadFile, File
+from bench.harness.user_model import LEAST_PARITY, SCATTER
+from shared import scratch, user_model
 from shared.specs import TASKS, Task
+from shared.user_model import BadFile, File
 
 SHARE_OF_FREE = 0.9  # of the memory that is free, which a check may take
 WATCHED_S = 0.05
@@ -100,7 +100,7 @@ def prepare(
     whole or not at all, and is this run's alone: it holds it until its process ends. What earlier
     runs left there, of this file or another, is removed.
     """
-    file = own_model.look(path)
+    file = user_model.look(path)
     sides = [side for side in file.sides if not wanted or side in wanted]
     if not sides:
         has = " and ".join(FRAMEWORKS[side].title for side in file.sides)
@@ -110,7 +110,7 @@ def prepare(
     scratch.sweep(place, "own-")
     folder, _ = scratch.made(place, f"own-{file.name}-")
     try:
-        (folder / own_model.SOURCE).write_bytes(file.text)
+        (folder / user_model.SOURCE).write_bytes(file.text)
         with (
             tempfile.TemporaryDirectory(dir=folder) as logs,
             Processes(
@@ -118,11 +118,11 @@ def prepare(
             ) as processes,
         ):
             about = _check(processes, file, sides, folder, say) | {"folder": folder.name}
-        own_model.write_about(folder, about)
+        user_model.write_about(folder, about)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    task = own_model.task(about)
+    task = user_model.task(about)
     TASKS[task.name] = task
     return Own(file, task, about, interpreters)
 
@@ -208,7 +208,7 @@ def _ask(processes: Processes, file: File, side: str, op: str, folder: Path) -> 
     guard = None
     try:
         try:
-            configure(worker, processes.limits, seed=own_model.SEED)
+            configure(worker, processes.limits, seed=user_model.SEED)
         except Failed as error:
             if "ModuleNotFoundError" in str(error):
                 raise _Missing(str(error).removeprefix("ModuleNotFoundError: ")) from None

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import attacked, mutations, validate
-from bench.mutations import BROKEN, KILLED, SURVIVED, Outcome
-from tests.mutations.faults import FAULTS, Fault
+from bench.validation import attacked, command, mutations
+from bench.validation.mutations import BROKEN, KILLED, SURVIVED, Outcome
+from tests.validation.faults import FAULTS, Fault
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -129,7 +129,7 @@ def test_the_exit_status_says_whether_all_were_noticed(
 ):
     known(*faults)
     monkeypatch.setattr(attacked, "RECORD", tmp_path / "attacked.json")
-    assert validate.main(["mutations"]) == status
+    assert command.main(["mutations"]) == status
     assert not attacked.RECORD.exists()  # nothing is kept that nobody asked for
     said = capsys.readouterr().out
     assert f"1 of {len(faults)} faults were noticed" in said
@@ -140,7 +140,7 @@ def test_what_became_of_them_is_kept_and_shown(known, tmp_path, monkeypatch):
     monkeypatch.setattr(attacked, "RECORD", tmp_path / "attacked.json")
     monkeypatch.setattr(attacked, "PAGE", tmp_path / "attacked.md")
     known(NOTICED, NOT_NOTICED)
-    validate.main(["mutations", "--publish"])
+    command.main(["mutations", "--publish"])
     page = attacked.PAGE.read_text("utf-8")
     assert "1 of 2 were noticed" in " ".join(page.split())
     assert "| three times | source.py | test_source.py::test_double |" in page
@@ -149,7 +149,7 @@ def test_what_became_of_them_is_kept_and_shown(known, tmp_path, monkeypatch):
     assert attacked.page(record) == page
     drawn = [replace(NOTICED, name="line 2: 2 -> 3"), replace(NOT_NOTICED, name="2 < 3 -> 2 <= 3")]
     monkeypatch.setattr(mutations, "drawn", lambda *_: drawn)
-    validate.main(["mutations", "--drawn", "2", "--publish"])
+    command.main(["mutations", "--drawn", "2", "--publish"])
     page = attacked.PAGE.read_text("utf-8")
     assert "1 of 2 were noticed" in " ".join(page.split())
     assert "| bench/analysis | 1 of 2 | 50% (1%–99%) |" in page
@@ -158,7 +158,7 @@ def test_what_became_of_them_is_kept_and_shown(known, tmp_path, monkeypatch):
 
 def test_a_run_whose_time_is_over_does_not_pass(tree, monkeypatch, capsys):
     monkeypatch.setattr(mutations, "known", lambda: (NOTICED,) * 3)
-    assert validate.main(["mutations", "--minutes", "0.01"]) == 2
+    assert command.main(["mutations", "--minutes", "0.01"]) == 2
 
 
 def test_faults_are_drawn_from_operators_and_numbers():
@@ -206,6 +206,6 @@ def test_what_is_drawn_is_another_program(tmp_path, monkeypatch, source, now):
 )
 def test_bad_options_are_one_line(options, said, capsys):
     with pytest.raises(SystemExit) as ended:
-        validate.main(["mutations", *options])
+        command.main(["mutations", *options])
     assert ended.value.code == 2
     assert said in capsys.readouterr().err

@@ -560,7 +560,7 @@ def write_about(folder: Path, about: dict) -> None:
 
 
 def about(folder: Path) -> dict:
-    """What is known of the file: see `bench.own_model.prepare`, which writes it."""
+    """What is known of the file: see `bench.user_model.prepare`, which writes it."""
     return json.loads((folder / "about.json").read_text("utf-8"))
 
 

@@ -137,7 +137,7 @@ def _words(one: Interval) -> str:
 
 def _in_new_process(framework: str, only: str, number: int, data: Path) -> dict[str, float]:
     return json.loads(
-        answer_of("bench.tax", framework, [only, str(number), str(data)], allocator="tuned")
+        answer_of("bench.validation.overhead", framework, [only, str(number), str(data)], allocator="tuned")
     )
 
 

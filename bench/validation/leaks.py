@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bench import attacked
 from bench.diagnosis.bench_memory_growth import ROUNDS, TECHNIQUE
 from bench.harness.plan import FRAMEWORKS
 from bench.harness.processes import answer_of
 from bench.harness.progress import clock
 from bench.harness.selection import cases_of
 from bench.harness.worker import Operations
+from bench.validation import attacked
 from shared import datasets
 from shared.growth import LEAK
 from shared.specs import TASKS
@@ -64,7 +64,7 @@ def found(rows: list[dict], framework: str, size: float) -> int:
 
 def _in_new_process(framework: str, number: int, data: Path) -> list[list]:
     return json.loads(
-        answer_of("bench.leaks", framework, [str(number), str(data)], allocator="plain")
+        answer_of("bench.validation.leaks", framework, [str(number), str(data)], allocator="plain")
     )
 
 

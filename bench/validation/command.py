@@ -36,8 +36,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench import attacked, company, leaks, mutations, tax
-from bench.analysis import replay, simulate, verdicts
+from bench.analysis import verdicts
 from bench.analysis.bounds import LOOKS
 from bench.analysis.fit import block_times, fit_of
 from bench.analysis.reading import load, results_file
@@ -51,6 +50,7 @@ from bench.harness.progress import clock
 from bench.harness.rows import plain
 from bench.harness.run import SEED
 from bench.report import parsers
+from bench.validation import attacked, disturbances, leaks, mutations, overhead, replay, simulate
 from shared import datasets
 
 CONTROLS = 4  # pairs of equal work in a match: a chain, in which the parents take turns
@@ -342,7 +342,7 @@ def main(arguments: list[str] | None = None) -> int:
     past = choice.add_parser("replay", help="judge records as if their runs had ended early")
     past.add_argument("path", type=Path, nargs="+", help="a record, or its folder")
     bad = choice.add_parser("company", help="play pairs in bad company")
-    bad.add_argument("--kinds", metavar="A,B", help=f"of {', '.join(company.kinds())}")
+    bad.add_argument("--kinds", metavar="A,B", help=f"of {', '.join(disturbances.kinds())}")
     bad.add_argument("--runs", type=int, default=1, help="of each kind and framework")
     grown = choice.add_parser("leaks", help="how small a leak is found")
     grown.add_argument("--processes", type=int, default=10, help="of each framework")
@@ -466,7 +466,7 @@ def _simulate(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int
 
 
 def _company(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
-    known = company.kinds()
+    known = disturbances.kinds()
     frameworks = _named(parser, given.framework, "framework", FRAMEWORKS)
     chosen = list(known) if given.kinds is None else _named(parser, given.kinds, "kind", known)
     if given.runs < 1:
@@ -476,7 +476,7 @@ def _company(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     _check_minutes(parser, given)
     results, runs, minutes = given.results.resolve(), given.runs, given.minutes
     keep = _kept(given, "company", attacked.on_this_machine() if given.publish else {}, "kind")
-    return company.report(contenders, frameworks, chosen, runs, results, minutes, keep)
+    return disturbances.report(contenders, frameworks, chosen, runs, results, minutes, keep)
 
 
 def _leaks(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
@@ -493,10 +493,10 @@ def _tax(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     frameworks = _named(parser, given.framework, "framework", FRAMEWORKS)
     if given.processes < 2:
         parser.error("--processes takes 2 or more")
-    if not all(tax.pairs(framework, given.only) for framework in frameworks):
+    if not all(overhead.pairs(framework, given.only) for framework in frameworks):
         parser.error(f"--only: {given.only!r} is no technique of the train step with such a row")
     results, publish = given.results.resolve(), given.publish
-    return tax.report(frameworks, given.only, given.processes, results, publish=publish)
+    return overhead.report(frameworks, given.only, given.processes, results, publish=publish)
 
 
 def _mutations(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:

@@ -19,9 +19,9 @@ import numpy as np
 
 from bench.analysis.values import SMALLEST_LOSS
 from bench.harness import memory
-from shared import own_model
-from shared.own_model import BATCHES, MAKERS, SEED, BadFile, NoFigure
+from shared import user_model
 from shared.profiles import endless
+from shared.user_model import BATCHES, MAKERS, SEED, BadFile, NoFigure
 from shared.weights import checksum
 
 DRAWN = 1e-6  # relative: what rounding does to weights, of which float32 has seven digits
@@ -41,18 +41,18 @@ class Side:
     def __init__(self, impl: Any, folder: Path) -> None:
         self._impl, self.__name__ = impl, impl.__name__
         self.name = impl.__name__.removesuffix("_impl")
-        self.about = own_model.about(folder)
-        self.task = own_model.task(self.about, self.name)
+        self.about = user_model.about(folder)
+        self.task = user_model.task(self.about, self.name)
         self.folder = folder / self.name
-        self.weights = own_model.load_weights(self.folder)
-        kit = importlib.import_module(f"{impl.__name__}.kit.own_model")
+        self.weights = user_model.load_weights(self.folder)
+        kit = importlib.import_module(f"{impl.__name__}.kit.user_model")
         with impl.kit.runtime.same_threads():
-            module = own_model.load_checked(self.about["path"], folder, self.about["cwd"])
+            module = user_model.load_checked(self.about["path"], folder, self.about["cwd"])
         own = kit.OwnModel(
             _maker(module, self.name),
             has_logits=self.about["sides"][self.name]["has_logits"],
         )
-        own.example, _ = kit.to_device(*own_model.load_batches(self.folder, 2)[0])
+        own.example, _ = kit.to_device(*user_model.load_batches(self.folder, 2)[0])
         self.module, self._own_kit = module, kit
         self.fused_optimizer = own.fused_optimizer
         blocks = getattr(module, "blocks", "")
@@ -67,7 +67,7 @@ class Side:
     def batches(self, size: int) -> list[tuple]:
         """The prepared batches, whole or the first sample of each."""
         whole = size == self.about["batch_size"]
-        return own_model.load_batches(self.folder, None if whole else size)
+        return user_model.load_batches(self.folder, None if whole else size)
 
     def of_size(self, size: int) -> tuple:
         """A batch of so many samples: of `batch`, or the prepared ones as often as it takes.
@@ -76,12 +76,12 @@ class Side:
         """
         if hasattr(self.module, "batch"):
             with suppress(BadFile):
-                x, y = own_model.draw(self.module, size, SEED, self.name)
-                own_model.check_size(x, size, "batch")
+                x, y = user_model.draw(self.module, size, SEED, self.name)
+                user_model.check_size(x, size, "batch")
                 return x, y
         whole = BATCHES * self.about["batch_size"]
-        x, y = own_model.samples(self.folder, whole)
-        return own_model.resized(x, whole, size), own_model.resized(y, whole, size)
+        x, y = user_model.samples(self.folder, whole)
+        return user_model.resized(x, whole, size), user_model.resized(y, whole, size)
 
     def most_samples(self, seconds: float) -> int:
         """How large a batch may be whose step takes so long, by the check's steps; its own may."""
@@ -101,7 +101,7 @@ class Side:
             numbers = count(first)
 
             def draw(number: int) -> tuple:
-                return own_model.draw(self.module, size, number, self.name)
+                return user_model.draw(self.module, size, number, self.name)
 
             stream = (self._own_kit.to_device(*draw(number)) for number in numbers)
         return islice(stream, self.about["train_steps"])
@@ -124,15 +124,15 @@ def _evaluated(module: Any, kit: Any, predict: Callable, side: str) -> float:
     def ask(x: Any) -> Any:
         nonlocal failed
         failed = True  # until it has answered
-        x, _ = kit.to_device(own_model.arrays(x), np.zeros(0))
+        x, _ = kit.to_device(user_model.arrays(x), np.zeros(0))
         found = predict(x)
-        found = own_model.arrays(getattr(found, "logits", found))
+        found = user_model.arrays(getattr(found, "logits", found))
         failed = False
         return found
 
-    given = (ask, MAKERS[side])[: own_model.argument_count(module.evaluate)]
+    given = (ask, MAKERS[side])[: user_model.argument_count(module.evaluate)]
     try:
-        found = own_model.call("evaluate", module.__file__, module.evaluate, *given)
+        found = user_model.call("evaluate", module.__file__, module.evaluate, *given)
     except BadFile as error:
         if failed:
             raise
@@ -155,7 +155,7 @@ class _Stream:
 
     def __iter__(self) -> Any:
         for each in self.module.batches():
-            yield self.kit.to_device(*own_model.pair(each, "batches"))
+            yield self.kit.to_device(*user_model.pair(each, "batches"))
 
 
 def _kit(usual: Any, kit: Any, own: Any, task: Any) -> SimpleNamespace:
@@ -188,7 +188,7 @@ def _maker(module: Any, side: str) -> Callable:
 
     def make() -> Any:
         with runtime.same_threads():
-            return own_model.call(name, module.__file__, getattr(module, name))
+            return user_model.call(name, module.__file__, getattr(module, name))
 
     return make
 
@@ -220,8 +220,8 @@ class Checking:
         """
         side = self.impl.__name__.removesuffix("_impl")
         with self.impl.kit.runtime.same_threads():
-            module = own_model.load_checked(path, Path(folder), cwd)
-        kit = importlib.import_module(f"{self.impl.__name__}.kit.own_model")
+            module = user_model.load_checked(path, Path(folder), cwd)
+        kit = importlib.import_module(f"{self.impl.__name__}.kit.user_model")
         place, own = Path(folder) / side, kit.OwnModel(_maker(module, side))
         size, batches, as_given = _batches(module, side)
         if (place / "weights.npz").is_file():
@@ -231,7 +231,7 @@ class Checking:
         try:
             model = own.build(None)
             if (place / "weights.npz").is_file():
-                kit.import_weights(model, own_model.load_weights(place))
+                kit.import_weights(model, user_model.load_weights(place))
             weights = kit.export_weights(model)
             found = kit.check(own, model, resident[0])
             apart = kit.repeatable(own.build(weights), resident[0][0])
@@ -246,16 +246,16 @@ class Checking:
             memory.reset_peak()
             scatter, step_s = self._scatter(kit, own, weights, resident)
         except BadFile as error:
-            raise own_model.placed(error, path) from error
+            raise user_model.placed(error, path) from error
         except Exception as error:
             if not kit.is_out_of_memory(error):
                 raise
             raise BadFile(
-                f"a step at batch {size} does not fit into memory ({own_model.one_line(error)}): "
+                f"a step at batch {size} does not fit into memory ({user_model.one_line(error)}): "
                 "give batch a smaller default size"
             ) from error
-        own_model.save_batches(place, batches)
-        own_model.save_weights(place, weights)
+        user_model.save_batches(place, batches)
+        user_model.save_weights(place, weights)
         named = kit.named_parameters(model)
         parameters = [(name, list(value.shape)) for name, value in named.items()]
         state = [(n, list(v.shape)) for n, v in weights.items() if n not in named]
@@ -272,7 +272,7 @@ class Checking:
             "margin": float(getattr(module, "margin", MARGIN)),
             "train_steps": int(getattr(module, "train_steps", TRAIN_STEPS)),
             "as_given": as_given,
-            "named": hasattr(module, "batch") and own_model.takes_framework(module),
+            "named": hasattr(module, "batch") and user_model.takes_framework(module),
         }
 
     def _scatter(self, kit: Any, own: Any, weights: dict, batches: list) -> tuple[float, float]:
@@ -281,7 +281,7 @@ class Checking:
         Ten steps, or fewer of slow ones, are run again from weights that differ by rounding, and
         with other seeds: what carries a difference on shows in the losses, and so does dropout.
         """
-        runs, recipe, usual = [], own_model.RECIPE, self.impl.kit
+        runs, recipe, usual = [], user_model.RECIPE, self.impl.kit
         for run in range(RUNS):
             random = np.random.default_rng(run)
             model = own.build(_rounded(weights, random) if run else weights)
@@ -306,26 +306,26 @@ class Checking:
         Runs in PyTorch's worker, which imports TensorFlow too: the other way round the process
         aborts. PyTorch's side has been checked.
         """
-        module, place = own_model.load_checked(path, Path(folder), cwd), Path(folder)
+        module, place = user_model.load_checked(path, Path(folder), cwd), Path(folder)
         kits, models = {}, {}
         for side in ("pt", "tf"):
             importlib.import_module(f"{side}_impl.kit.training")
-            kits[side] = kit = importlib.import_module(f"{side}_impl.kit.own_model")
+            kits[side] = kit = importlib.import_module(f"{side}_impl.kit.user_model")
             own = kit.OwnModel(_maker(module, side))
             _, batches, _ = _batches(module, side)
             x, _ = kit.to_device(*_of_twins(module, batches, place)[0])
             own.example = x
-            weights = own_model.load_weights(place / "pt") if side == "pt" else None
+            weights = user_model.load_weights(place / "pt") if side == "pt" else None
             models[side] = own.build(weights), x
-        own_model.call("copy_weights", path, module.copy_weights, models["pt"][0], models["tf"][0])
+        user_model.call("copy_weights", path, module.copy_weights, models["pt"][0], models["tf"][0])
         outputs = []
         for side, (model, x) in models.items():
             predict = importlib.import_module(f"{side}_impl.kit.training").make_predict(model)
-            first = own_model.first(predict(x))
+            first = user_model.first(predict(x))
             outputs.append(np.asarray(first.cpu() if hasattr(first, "cpu") else first, np.float64))
         _check_outputs(*outputs)
         weights = kits["tf"].export_weights(models["tf"][0])
-        own_model.save_weights(place / "tf", weights)
+        user_model.save_weights(place / "tf", weights)
         return {"weights_sha256": checksum(weights)}
 
 
@@ -358,10 +358,10 @@ def _check_outputs(ours: np.ndarray, theirs: np.ndarray) -> None:
 def _batches(module: Any, side: str) -> tuple[int, list[tuple], bool]:
     """The size that the file means, its first batches, and whether they have its structure."""
     if hasattr(module, "batch"):
-        size = own_model.usual_size(module)
-        given = [own_model.given(module, size, SEED + place, side) for place in range(BATCHES)]
-        found = [own_model.pair(each, "batch") for each in given]
-        if not _equal(own_model.draw(module, size, SEED, side), found[0]):
+        size = user_model.usual_size(module)
+        given = [user_model.given(module, size, SEED + place, side) for place in range(BATCHES)]
+        found = [user_model.pair(each, "batch") for each in given]
+        if not _equal(user_model.draw(module, size, SEED, side), found[0]):
             raise BadFile(
                 f"batch({size}, {SEED}) gives other numbers each time: draw them from "
                 "np.random.default_rng(seed)"
@@ -372,24 +372,24 @@ def _batches(module: Any, side: str) -> tuple[int, list[tuple], bool]:
                 "evaluate would be the same: draw them from np.random.default_rng(seed)"
             )
     else:
-        made = own_model.call("batches", module.__file__, module.batches)
+        made = user_model.call("batches", module.__file__, module.batches)
         stream = iter(made)
         given = []
         while len(given) < BATCHES:
-            each = own_model.call("batches", module.__file__, next, stream, None)
+            each = user_model.call("batches", module.__file__, next, stream, None)
             if each is None:
                 raise BadFile(f"batches() ends after {len(given)}: {BATCHES} are needed at least")
             given.append(each)
-        found = [own_model.pair(each, "batches") for each in given]
-        size = len(own_model.leaves(found[0][0])[0])
+        found = [user_model.pair(each, "batches") for each in given]
+        size = len(user_model.leaves(found[0][0])[0])
     for x, _ in found:
-        own_model.check_size(x, size, "batch" if hasattr(module, "batch") else "batches")
-    return size, found, all(map(own_model.keeps_structure, given[0]))
+        user_model.check_size(x, size, "batch" if hasattr(module, "batch") else "batches")
+    return size, found, all(map(user_model.keeps_structure, given[0]))
 
 
 def _of_twins(module: Any, batches: list[tuple], folder: Path) -> list[tuple]:
     """What both twins are given: a file's own batches may be shuffled, so they are PyTorch's."""
-    return batches if hasattr(module, "batch") else own_model.load_batches(folder / "pt")
+    return batches if hasattr(module, "batch") else user_model.load_batches(folder / "pt")
 
 
 def _equal(one: tuple, other: tuple) -> bool:
@@ -401,7 +401,7 @@ def _equal(one: tuple, other: tuple) -> bool:
 
 
 def _numbered(tree: Any) -> dict[str, np.ndarray]:
-    return {str(place): leaf for place, leaf in enumerate(own_model.leaves(tree))}
+    return {str(place): leaf for place, leaf in enumerate(user_model.leaves(tree))}
 
 
 def _rounded(weights: dict[str, np.ndarray], random: np.random.Generator) -> dict:

@@ -1,6 +1,6 @@
 """Faults planted in the harness, one at a time: do its tests notice?
 
-They stand in tests/mutations/faults.py, each with the tests that must turn red. Beside them others
+They stand in tests/validation/faults.py, each with the tests that must turn red. Beside them others
 are drawn: an operator or a number of the source is another one (DeMillo, Lipton and Sayward, 1978).
 Some of these do the same as the source, and can't be noticed. The tree is copied, and never changed
 itself.
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from shared import scratch
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SOUND_S = 1800.0  # for tests without a fault
 LIMIT_S, TIMES = 60.0, 3.0  # for those of a fault, or so many times what they take without it
 KILLED, SURVIVED, BROKEN = "killed", "survived", "broken"
@@ -42,9 +42,9 @@ class Outcome:
 def known() -> tuple:
     """All faults. Raises ValueError where there is no checkout."""
     try:
-        from tests.mutations.faults import FAULTS
+        from tests.validation.faults import FAULTS
     except ImportError:
-        raise ValueError("the faults stand in tests/mutations, in a checkout alone") from None
+        raise ValueError("the faults stand in tests/validation, in a checkout alone") from None
     return FAULTS
 
 

@@ -7,7 +7,7 @@ from math import exp
 
 import pytest
 
-from bench import tax, validate
+from bench.validation import command, overhead
 
 PLAIN = "gradient_clipping, batch 4: nothing to do ÷ plain step"
 
@@ -22,14 +22,14 @@ def lasting(seconds: float):
 
 
 def test_a_step_that_works_longer_is_found(monkeypatch):
-    monkeypatch.setattr(tax, "TURNS", 30)
-    found = tax._ratio(lasting(0.0011), lasting(0.001), lambda: None)
+    monkeypatch.setattr(overhead, "TURNS", 30)
+    found = overhead._ratio(lasting(0.0011), lasting(0.001), lambda: None)
     assert found == pytest.approx(1.1, abs=0.02)
 
 
 @pytest.mark.parametrize("framework", ["pt", "tf"])
 def test_what_does_nothing_stands_above_the_plain_step(framework):
-    found = tax.pairs(framework, "")
+    found = overhead.pairs(framework, "")
     assert len(found) > 6
     top, bottom = found[PLAIN]
     assert (top.variant.name, bottom.variant.name) == ("neutral", "plain")
@@ -50,8 +50,8 @@ def test_an_interval_beyond_what_is_promised_fails(
     monkeypatch, capsys, results_folder, logs, status, said
 ):
     ratios = iter(map(exp, logs))
-    monkeypatch.setattr(tax, "_in_new_process", lambda *arguments: {PLAIN: next(ratios)})
-    assert tax.report(["pt"], "", len(logs), results_folder) == status
+    monkeypatch.setattr(overhead, "_in_new_process", lambda *arguments: {PLAIN: next(ratios)})
+    assert overhead.report(["pt"], "", len(logs), results_folder) == status
     line = capsys.readouterr().out.splitlines()[-1]
     assert line.startswith(f"pt {PLAIN}")
     assert line.endswith(said or ")")
@@ -63,7 +63,7 @@ def test_an_interval_beyond_what_is_promised_fails(
 )
 def test_bad_options_are_refused(capsys, option, said):
     with pytest.raises(SystemExit, match="2"):
-        validate.main(["tax", option])
+        command.main(["tax", option])
     assert said in capsys.readouterr().err
 
 
@@ -73,5 +73,5 @@ def test_the_page_counts_what_is_kept():
         {"framework": "pt", "pair": str(number), "ratio": 1.0, "ci": list(ci)}
         for number, ci in enumerate(bounds)
     ]
-    page = tax.page({"cpu": "a CPU", "threads": 2, "processes": 8, "rows": rows})
+    page = overhead.page({"cpu": "a CPU", "threads": 2, "processes": 8, "rows": rows})
     assert "1 of 3 keep that, 1 can't be told, 1 break it" in " ".join(page.split())

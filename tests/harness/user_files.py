@@ -1,6 +1,6 @@
 """Files of users, good and bad: what a check in a worker says of them, and what rows make of them.
 
-python -m tests.harness.own_files pt|tf
+python -m tests.harness.user_files pt|tf
 """
 
 import importlib
@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from bench.deployment import bench_export
-from bench.harness.own import Side
 from bench.harness.plan import Work
+from bench.harness.user_model import Side
 from bench.harness.worker import KIT, Operations
 from bench.train_step import (
     bench_batch_size_finder,
@@ -24,8 +24,8 @@ from bench.train_step import (
     bench_mixed_precision,
     bench_stacking,
 )
-from shared import own_model
-from shared.own_model import BadFile
+from shared import user_model
+from shared.user_model import BadFile
 from tests.workers import raised
 
 HEAD = """
@@ -380,7 +380,7 @@ def own_work(side: str, folder: Path, about: dict, path: Path) -> tuple[Work, Si
     whole = {"path": str(path), "name": "own", "folder": "own", "paired": False, "pairs": {}}
     whole |= {"parity": 1e-5, "cwd": str(folder)}
     shared = {name: about[name] for name in ("batch_size", "margin", "train_steps", "evaluates")}
-    own_model.write_about(folder, whole | shared | {"sides": {side: about}})
+    user_model.write_about(folder, whole | shared | {"sides": {side: about}})
     impl = Side(importlib.import_module(f"{side}_impl"), folder)
     work = Work(impl.task, "baseline", {}, 8, impl.weights, data=str(impl.folder))
     return work, impl
@@ -410,7 +410,7 @@ def rows(side: str, folder: Path, about: dict, path: Path) -> dict:
         "not_applied": reason,
         "checked": evidence["samples"],
         "loss_of_20": impl.kit.runtime.to_float(step()),
-        "of_20": [list(leaf.shape) for leaf in own_model.leaves(impl.of_size(20))],
+        "of_20": [list(leaf.shape) for leaf in user_model.leaves(impl.of_size(20))],
         "too_few": raised(bench_gradient_accumulation.prepare, impl, few),
         "most": [impl.most_samples(times * about["step_s"]) for times in (10.01, 0.5)],
     }
@@ -433,10 +433,10 @@ def threads(side: str) -> int:
 
 def twin(bench: Operations, path: Path, place: Path) -> bool:
     """Whether a file that was checked has its twin's batches where it is checked as one."""
-    theirs = [(np.ones((16, 6), np.float32), np.ones(16, np.int64))] * own_model.BATCHES
-    own_model.save_batches(place / "pt", theirs)
+    theirs = [(np.ones((16, 6), np.float32), np.ones(16, np.int64))] * user_model.BATCHES
+    user_model.save_batches(place / "pt", theirs)
     bench._op_check(str(path), str(place), str(place))
-    return all((x == 1).all() for x, _ in own_model.load_batches(place / "tf"))
+    return all((x == 1).all() for x, _ in user_model.load_batches(place / "tf"))
 
 
 def pairs(bench: Operations, folder: Path) -> dict[str, str | None]:
@@ -450,7 +450,7 @@ def pairs(bench: Operations, folder: Path) -> dict[str, str | None]:
         data = SHUFFLED if name == "shuffled" else HEAD
         path.write_text(f"{data}{PLAIN['pt']}{PLAIN['tf']}{head}{theirs}{copying}\n")
         check = {"path": str(path), "folder": str(place), "cwd": str(folder)}
-        (place / own_model.SOURCE).write_bytes(path.read_bytes())
+        (place / user_model.SOURCE).write_bytes(path.read_bytes())
         bench._op_check(**check)
         try:
             bench._op_check_pair(**check)
@@ -471,11 +471,11 @@ def main() -> None:
             path, place = Path(folder, f"file_{name}.py"), Path(folder, name)
             path.write_text(text)
             place.mkdir()
-            (place / own_model.SOURCE).write_text(text)
+            (place / user_model.SOURCE).write_text(text)
             try:
                 about = bench._op_check(str(path), str(place), folder)
-                batches = own_model.load_batches(place / side)
-                shapes = [list(leaf.shape) for leaf in own_model.leaves(batches[0])]
+                batches = user_model.load_batches(place / side)
+                shapes = [list(leaf.shape) for leaf in user_model.leaves(batches[0])]
                 found[name] = about | {"shapes": shapes, "threads": threads(side)}
                 if name in (*EXPORTED, "batches"):
                     found[name]["rows"] = rows(side, place, about, path)
@@ -485,7 +485,7 @@ def main() -> None:
                     found[name]["twin"] = twin(bench, path, place)
             except BadFile as error:
                 written = sorted(each.name for each in place.rglob("*"))
-                written.remove(own_model.SOURCE)
+                written.remove(user_model.SOURCE)
                 found[name] = {"bad": str(error), "written": written}
         if side == "pt":
             found["pairs"] = pairs(bench, Path(folder))

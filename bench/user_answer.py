@@ -32,12 +32,12 @@ from bench.harness import machine
 from bench.harness.folders import replace_file
 from bench.harness.processes import ROOT
 from bench.harness.schedule import remedying, techniques
-from bench.own_model import Own
 from bench.report.answer import perhaps, text
 from bench.report.figures import number, ratio
 from bench.report.files import OWN
 from bench.report.text import hanging, plain, wrap
-from shared.own_model import MAKERS, RECIPE
+from bench.user_task import Own
+from shared.user_model import MAKERS, RECIPE
 
 WIDTH = 80
 AIMS = ("train-speed", "latency", "memory")
@@ -421,7 +421,7 @@ def _imports(own: Own, side: str, *standard: str) -> list[str]:
         theirs.append(f'{drawn}, {maker} = own["{drawn}"], own["{maker}"]')
     called = ["from tf_impl.kit.calling import call"] if side == "tf" else []
     if not own.about["sides"][side]["as_given"]:
-        called.append("from shared.own_model import pair")
+        called.append("from shared.user_model import pair")
     return ["import sys", *standard, "", module, *tree, "", *found, *theirs, *called]
 
 

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bench import own_model
-from bench.harness import own
+from bench import user_task
+from bench.harness import user_model
 from bench.harness.processes import TIMED_OUT, Failed
 from bench.harness.worker import Operations
-from shared import own_model as files
-from shared.own_model import BadFile, NoFigure
+from shared import user_model as files
+from shared.user_model import BadFile, NoFigure
 from tests import workers
-from tests.harness.own_files import BAD, BAD_TF, EXPORTED, HEAD
+from tests.harness.user_files import BAD, BAD_TF, EXPORTED, HEAD
 
 SAID = {
     "raises": "in {maker} RuntimeError: no weights",
@@ -52,7 +52,7 @@ MAKERS = {"pt": "pytorch", "tf": "tensorflow"}
 
 @pytest.fixture(scope="module")
 def checked():
-    return workers.run("harness.own_files", ("pt", "tf"))
+    return workers.run("harness.user_files", ("pt", "tf"))
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,9 @@ def pytorch():
     from torch import nn
     return {large}, lambda output, y: output.square().mean()
 """)
-    monkeypatch.setattr(own_model.machine, "free_memory", lambda: 2**30)  # of 4 for the weights
+    monkeypatch.setattr(user_task.machine, "free_memory", lambda: 2**30)  # of 4 for the weights
     with pytest.raises(BadFile, match=r"large\.py: .* more memory than the 1\.0 GB that are free"):
-        own_model.prepare(str(path), tmp_path / "results", {}, set(), lambda said: None)
+        user_task.prepare(str(path), tmp_path / "results", {}, set(), lambda said: None)
     assert list((tmp_path / "results" / "data").iterdir()) == []
 
 
@@ -200,7 +200,7 @@ def test_whose_fault_it_is_that_there_is_no_figure(at_fault, without_a_figure):
     module = SimpleNamespace(evaluate=evaluate, __file__="mine.py")
     kit = SimpleNamespace(to_device=lambda x, y: (x, y))
     with pytest.raises(BadFile, match="in evaluate") as raised:
-        own._evaluated(module, kit, predict, "pt")
+        user_model._evaluated(module, kit, predict, "pt")
     assert isinstance(raised.value, NoFigure) is without_a_figure
 
 
@@ -209,15 +209,15 @@ def test_what_is_no_figure_is_said(found):
     module = SimpleNamespace(evaluate=lambda predict: found, __file__="mine.py")
     said = f"evaluate gives a {type(found).__name__}, no number: return a figure"
     with pytest.raises(BadFile, match=said):
-        own._evaluated(module, None, None, "pt")
+        user_model._evaluated(module, None, None, "pt")
 
 
 @pytest.mark.parametrize(("value", "said"), [(-0.3, "which is no percent"), (0.3, "a fraction")])
 def test_a_figure_that_is_no_percent_has_a_margin_of_its_own(value, said):
     with pytest.raises(BadFile, match=f"{said}.* margin = "):
-        own._check_margin(SimpleNamespace(), value)
-    own._check_margin(SimpleNamespace(margin=0.01), value)
-    own._check_margin(SimpleNamespace(), 30.0)
+        user_model._check_margin(SimpleNamespace(), value)
+    user_model._check_margin(SimpleNamespace(margin=0.01), value)
+    user_model._check_margin(SimpleNamespace(), 30.0)
 
 
 @pytest.mark.parametrize(("size", "said"), [(1, 12.5), (8, None)])
@@ -251,7 +251,7 @@ def test_a_batch_of_more_samples_than_the_file_has_is_filled(tmp_path, draws):
     module = SimpleNamespace(batch=batch, __file__="mine.py")
     side = SimpleNamespace(module=module, name="pt", folder=tmp_path, about={"batch_size": 8})
     for size in (4, 20, 100):
-        drawn = own.Side.of_size(side, size)
+        drawn = user_model.Side.of_size(side, size)
         assert [len(part) for part in drawn] == [size, size]
         assert (drawn[0][-1] == x[(size - 1) % 8]).all()
 
@@ -259,20 +259,20 @@ def test_a_batch_of_more_samples_than_the_file_has_is_filled(tmp_path, draws):
 def test_batches_in_a_fixed_order_are_another_training_for_each_seed():
     module, about = SimpleNamespace(batches=None), {"train_steps": 4}
     side = SimpleNamespace(module=module, stream=[0, 1, 2], about=about)
-    assert list(own.Side.drawn(side, 0)) == [0, 1, 2, 0]
-    assert list(own.Side.drawn(side, 2)) == [2, 0, 1, 2]
+    assert list(user_model.Side.drawn(side, 0)) == [0, 1, 2, 0]
+    assert list(user_model.Side.drawn(side, 2)) == [2, 0, 1, 2]
 
 
 def test_slow_steps_end_a_run_of_the_check(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(own.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(user_model.time, "perf_counter", lambda: now[0])
 
     def losses(step_s):
         def step(x):
             now[0] += step_s
             return x
 
-        return own._losses(step, [(float(place),) for place in range(10)], float)
+        return user_model._losses(step, [(float(place),) for place in range(10)], float)
 
     assert losses(1.0) == ([float(place) for place in range(10)], 1.0)
     assert losses(6.0) == ([0.0, 1.0, 2.0, 3.0, 4.0], 6.0)
@@ -286,10 +286,10 @@ def test_a_check_that_takes_too_long_says_what_to_do(monkeypatch, tmp_path):
     worker = SimpleNamespace(ask=ask, peer=SimpleNamespace(pid=os.getpid()), stop=lambda kill: 0)
     limits = SimpleNamespace(request=300)
     processes = SimpleNamespace(execute=lambda key, name: worker, limits=limits, logs=tmp_path)
-    monkeypatch.setattr(own_model, "configure", lambda *given, **more: None)
+    monkeypatch.setattr(user_task, "configure", lambda *given, **more: None)
     file = SimpleNamespace(path=tmp_path / "slow.py")
     with pytest.raises(BadFile, match=r"slow\.py: time-out: .* give batch a smaller default size"):
-        own_model._ask(processes, file, "pt", "check", tmp_path)
+        user_task._ask(processes, file, "pt", "check", tmp_path)
 
 
 def test_a_figure_of_the_file_s_own_is_taken(checked):

@@ -8,10 +8,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tests.analysis.test_early_stopping import measured
 
-from bench import validate
+import bench.validation.attacked
+import bench.validation.simulate
 from bench.analysis.analyse import analyse
-from bench.analysis.replay import (
+from bench.analysis.verdicts import Ratio
+from bench.docs import validation
+from bench.validation import command
+from bench.validation.replay import (
     FEWER,
     Replay,
     Told,
@@ -23,9 +28,6 @@ from bench.analysis.replay import (
     table,
     works,
 )
-from bench.analysis.verdicts import Ratio
-from bench.docs import validation
-from tests.analysis.test_looks import measured
 
 TIMES = {("pt", "quick"): 0.5, ("tf", "quick"): 0.6}
 
@@ -145,9 +147,9 @@ def live(blocks=8, sd=0.02, shift=0.0, left=0.0, seed=0):
     for framework in ("pt", "pt", "tf", "tf"):
         played = []
         for _ in range(blocks):
-            names = validate.staying(played)
+            names = command.staying(played)
             alone = left if played and len(names) < len(played[0]) else 0.0
-            planted = {n: log(1 + validate.PLANTED.get(n.partition("_")[0], 0)) for n in names}
+            planted = {n: log(1 + command.PLANTED.get(n.partition("_")[0], 0)) for n in names}
             played.append(
                 {
                     n: planted[n] * (1 + shift)
@@ -165,17 +167,17 @@ def test_the_planted_leave_when_decided_and_equal_work_stays():
     assert set(blocks[2]) == set(blocks[0])
     assert "quick_0" in blocks[2]
     assert "quick_0" not in blocks[3]
-    assert {f"same{n}" for n in range(validate.CONTROLS + 1)} <= set(blocks[-1])
+    assert {f"same{n}" for n in range(command.CONTROLS + 1)} <= set(blocks[-1])
 
 
 def test_the_summary_counts_verdicts_and_tells_what_leaving_moved():
-    said = validate.summary(live())
+    said = command.summary(live())
     assert "pt quick: 2 slower; 3.0 blocks on average" in said
     assert "pt small control  " in said
     assert "pt slow10: 4 slower" in said
     moved = [line for line in said.splitlines() if "moved by" in line]
     assert moved[0].startswith("equal work: ratios of 16 pairs moved by")
-    assert validate.summary({"matches": [{"framework": "pt", "blocks": []}]}) == ""
+    assert command.summary({"matches": [{"framework": "pt", "blocks": []}]}) == ""
 
 
 def test_its_page_counts_what_is_told_apart_and_what_is_found():
@@ -226,19 +228,19 @@ def test_its_page_compares_the_workers_of_both_parents():
 
 
 def test_pairs_of_all_sides_and_workloads_are_played_in_turn():
-    found = validate._begun(["pt", "tf_keras"], ["small", "text"], 12)
+    found = command._begun(["pt", "tf_keras"], ["small", "text"], 12)
     assert [(m["framework"], m["workload"]) for m in found["matches"]] == [
         ("pt", "small"), ("pt", "text"), ("pt", "small"),
         ("tf_keras", "small"), ("tf_keras", "text"), ("tf_keras", "small"),
     ]  # fmt: skip
-    found = validate._begun(["pt", "tf", "tf_keras"], ["small", "text"], 20)
+    found = command._begun(["pt", "tf", "tf_keras"], ["small", "text"], 20)
     assert [(m["framework"], m["workload"]) for m in found["matches"]][5:] == [
         ("tf", "small"), ("tf_keras", "small"), ("tf", "text"), ("tf_keras", "text"),
         ("tf", "small"),
     ]  # fmt: skip
-    (kinds,) = {(c.framework, c.flavour, c.workload) for c in validate.contenders("tf", "text")}
-    assert kinds == ("tf", "keras3", validate.WORKLOADS["text"])
-    assert {c.flavour for c in validate.contenders("tf_keras")} == {"tf_keras"}
+    (kinds,) = {(c.framework, c.flavour, c.workload) for c in command.contenders("tf", "text")}
+    assert kinds == ("tf", "keras3", command.WORKLOADS["text"])
+    assert {c.flavour for c in command.contenders("tf_keras")} == {"tf_keras"}
 
 
 def test_a_planted_step_takes_its_share_longer_and_gives_the_same(monkeypatch):
@@ -253,15 +255,15 @@ def test_a_planted_step_takes_its_share_longer_and_gives_the_same(monkeypatch):
         now[0] += 2.0
         return x + y
 
-    monkeypatch.setattr(validate.time, "perf_counter", clock)
-    assert validate._longer(call, 0.5)(1, 2) == 3
+    monkeypatch.setattr(command.time, "perf_counter", clock)
+    assert command._longer(call, 0.5)(1, 2) == 3
     assert calls == [(1, 2)]
     assert now[0] == pytest.approx(3.0, rel=0.01)
 
 
 def test_a_change_when_others_leave_is_seen():
     def moved(found):
-        line = next(x for x in validate.summary(found).splitlines() if x.startswith("5% planted"))
+        line = next(x for x in command.summary(found).splitlines() if x.startswith("5% planted"))
         low, high = line.partition("(")[2].partition(")")[0].split("–")
         return float(low), float(high)
 
@@ -274,7 +276,7 @@ def test_a_change_when_others_leave_is_seen():
 def test_an_interrupted_measurement_knows_what_is_left():
     found = live(blocks=2)
     found["matches"][3]["blocks"].pop()
-    left = validate._left(found)
+    left = command._left(found)
     assert left[0] == (1, "tf", [3])
     assert left[1] == (2, "pt", [0, 1])
     assert len(left) == 1 + 2 * 6
@@ -291,8 +293,8 @@ def file(tmp_path):
 
 
 def test_simulate_prints_coverage_for_each_framework(file, capsys, monkeypatch):
-    monkeypatch.setattr(validate.simulate.simulate, "__defaults__", (40,))
-    assert validate.main(["simulate", file(live())]) == 0
+    monkeypatch.setattr(bench.validation.simulate.simulate, "__defaults__", (40,))
+    assert command.main(["simulate", file(live())]) == 0
     said = capsys.readouterr().out
     assert said.count("intervals cover the truth in") == 2
     assert "true ratio 1.050:" in said
@@ -300,13 +302,13 @@ def test_simulate_prints_coverage_for_each_framework(file, capsys, monkeypatch):
 
 def test_simulate_takes_the_noise_of_a_record(file, capsys, monkeypatch):
     """Its deviation is that between blocks, whatever the ratios are."""
-    monkeypatch.setattr(validate.simulate.simulate, "__defaults__", (40,))
+    monkeypatch.setattr(bench.validation.simulate.simulate, "__defaults__", (40,))
     given = analyse(measured(TIMES, blocks=8, looks=None, sd=0.02)) | RUN
     noise = noise_of(given)
     assert set(noise) == {"pt", "tf", "pt ÷ tf"}
     assert all(abs(np.mean(own)) < 1e-12 for own in noise.values())
     assert np.std(noise["pt ÷ tf"]) == pytest.approx(0.02 * 2**0.5, rel=0.3)
-    assert validate.main(["simulate", file(given)]) == 0
+    assert command.main(["simulate", file(given)]) == 0
     said = capsys.readouterr().out
     assert "pt ÷ tf: noise sd" in said
     assert 'wrong: at 1 "faster" or "slower" 0.0%; at the margin "slower"' in said
@@ -331,22 +333,22 @@ def test_the_noise_of_accuracy_is_that_over_seeds_in_margins():
 
 
 def test_simulate_publishes_what_it_found_of_a_record(file, monkeypatch, tmp_path):
-    monkeypatch.setattr(validate.simulate.simulate, "__defaults__", (40,))
-    monkeypatch.setattr(validate.attacked, "RECORD", tmp_path / "attacked.json")
-    monkeypatch.setattr(validate.attacked, "PAGE", tmp_path / "attacked.md")
+    monkeypatch.setattr(bench.validation.simulate.simulate, "__defaults__", (40,))
+    monkeypatch.setattr(bench.validation.attacked, "RECORD", tmp_path / "attacked.json")
+    monkeypatch.setattr(bench.validation.attacked, "PAGE", tmp_path / "attacked.md")
     given = file(analyse(measured(TIMES, blocks=8, looks=None, sd=0.02)) | RUN)
     with pytest.raises(SystemExit, match="2"):  # since it is not the published one
-        validate.main(["simulate", given, "--publish"])
-    monkeypatch.setattr(validate.attacked, "PUBLISHED", Path(given).resolve())
-    assert validate.main(["simulate", given, "--publish"]) == 0
-    page = validate.attacked.PAGE.read_text("utf-8")
+        command.main(["simulate", given, "--publish"])
+    monkeypatch.setattr(bench.validation.attacked, "PUBLISHED", Path(given).resolve())
+    assert command.main(["simulate", given, "--publish"]) == 0
+    page = bench.validation.attacked.PAGE.read_text("utf-8")
     assert "| PyTorch ÷ TensorFlow | 1.50 | 100.0% | 0.0% | 0.0% |" in page
 
 
 @pytest.mark.parametrize("found", [[], {}, {"matches": [{}]}, {"matches": []}, live(blocks=0)])
 def test_simulate_refuses_what_is_no_validation(file, found, capsys):
     with pytest.raises(SystemExit) as stopped:
-        validate.main(["simulate", file(found)])
+        command.main(["simulate", file(found)])
     assert stopped.value.code == 2
     assert "validation.json" in capsys.readouterr().err
 
@@ -355,10 +357,10 @@ def test_replay_is_a_command(tmp_path, capsys):
     (tmp_path / "results.json").write_text(
         json.dumps(analyse(measured(TIMES, blocks=8, looks=None)) | RUN), "utf-8"
     )
-    assert validate.main(["replay", str(tmp_path)]) == 0
+    assert command.main(["replay", str(tmp_path)]) == 0
     assert "together" in capsys.readouterr().out
     with pytest.raises(SystemExit) as stopped:
-        validate.main(["replay", str(tmp_path / "nothing")])
+        command.main(["replay", str(tmp_path / "nothing")])
     assert stopped.value.code == 2
 
 
@@ -371,7 +373,7 @@ def test_measure_goes_on_with_no_damaged_file(tmp_path, monkeypatch, capsys):
     cut = '{"matches": [{"framework": "pt", "workload": "small"}'
     (tmp_path / "validation.json").write_text(cut)
     with pytest.raises(SystemExit) as stopped:
-        validate.main(["measure", "--resume", "."])
+        command.main(["measure", "--resume", "."])
     assert stopped.value.code == 2
     assert "holds a damaged validation.json" in capsys.readouterr().err
 
@@ -385,12 +387,12 @@ def played_without_workers(monkeypatch, seconds=0.0, fails=None, at=3):
         now[0] += seconds
         if fails and count[0] == at:
             raise fails
-        return dict.fromkeys(validate.staying(match["blocks"]), 0.0)
+        return dict.fromkeys(command.staying(match["blocks"]), 0.0)
 
-    monkeypatch.setattr(validate.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(validate, "_play", play)
-    monkeypatch.setattr(validate, "_start_parents", lambda *_: None)
-    monkeypatch.setattr(validate.machine, "describe", lambda threads: {})
+    monkeypatch.setattr(command.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(command, "_play", play)
+    monkeypatch.setattr(command, "_start_parents", lambda *_: None)
+    monkeypatch.setattr(command.machine, "describe", lambda threads: {})
 
 
 def test_who_fails_in_a_block_is_left_out_of_it_and_named(tmp_path, monkeypatch, capsys):
@@ -412,22 +414,22 @@ def test_who_fails_in_a_block_is_left_out_of_it_and_named(tmp_path, monkeypatch,
                 if case.variant.name != "slow2_0"  # there was no room for it
             }
 
-    monkeypatch.setattr(validate, "Match", Played)
+    monkeypatch.setattr(command, "Match", Played)
     match = {"framework": "pt", "workload": "small", "blocks": []}
     processes = SimpleNamespace(forks=False)
     for _ in range(4):
-        match["blocks"].append(validate._play(processes, match, 0, 1, tmp_path))
+        match["blocks"].append(command._play(processes, match, 0, 1, tmp_path))
     said = capsys.readouterr().err
     assert "/quick_0: not synchronised" in said
     assert "/slow2_0: there was no room for it" in said
     assert all(not {"quick_0", "slow2_0"} & set(block) for block in match["blocks"])
     found = {"matches": [match]}
-    assert "/quick_0: not synchronised" in validate.summary(found)
-    assert "pt control: 4 equivalent" in validate.summary(found)
-    assert len(validate.noise_of(found)["pt"]) == 4 * validate.CONTROLS
-    failing |= {each.variant.name for each in validate.contenders("pt")}
+    assert "/quick_0: not synchronised" in command.summary(found)
+    assert "pt control: 4 equivalent" in command.summary(found)
+    assert len(command.noise_of(found)["pt"]) == 4 * command.CONTROLS
+    failing |= {each.variant.name for each in command.contenders("pt")}
     with pytest.raises(SystemExit, match="not synchronised"):
-        validate._play(processes, match, 0, 1, tmp_path)
+        command._play(processes, match, 0, 1, tmp_path)
 
 
 def counts(folder):
@@ -438,12 +440,12 @@ def counts(folder):
 def test_measure_ends_in_time_and_goes_on(tmp_path, monkeypatch, capsys):
     played_without_workers(monkeypatch, seconds=60)
     options = ["--pairs", "4", "--results", str(tmp_path)]
-    assert validate.main(["measure", *options, "--minutes", "5"]) == 2
+    assert command.main(["measure", *options, "--minutes", "5"]) == 2
     assert counts(tmp_path) == [3, 2]  # a minute each, and none is begun that would end later
     said = capsys.readouterr()
     assert "goes on where it ended" in said.err
     again = ["--resume", str(tmp_path / "latest"), "--results", str(tmp_path)]
-    assert validate.main(["measure", *again]) == 0
+    assert command.main(["measure", *again]) == 0
     assert counts(tmp_path) == [8, 8]
     assert "pt control: 4 equivalent; 8.0 blocks on average" in capsys.readouterr().out
 
@@ -451,6 +453,6 @@ def test_measure_ends_in_time_and_goes_on(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(("at", "kept"), [(1, [0, 0]), (3, [1, 1])])
 def test_an_interrupted_measurement_keeps_what_it_has(tmp_path, monkeypatch, capsys, at, kept):
     played_without_workers(monkeypatch, fails=KeyboardInterrupt(), at=at)
-    assert validate.main(["measure", "--pairs", "4", "--results", str(tmp_path)]) == 2
+    assert command.main(["measure", "--pairs", "4", "--results", str(tmp_path)]) == 2
     assert counts(tmp_path) == kept
     assert "goes on where it ended" in capsys.readouterr().err

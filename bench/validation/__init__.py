@@ -1,0 +1,1 @@
+"""What proves the harness: planted faults, disturbances, simulations, overhead."""
