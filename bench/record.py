@@ -1,0 +1,436 @@
+"""The record of a run, `results.json`: its types are its schema.
+
+What was measured stands beside what `bench.analysis` derives of it: fields marked "derived" are
+None or empty until then. Sizes are in bytes and times in seconds. A type that is not as stated, a
+number out of range or a missing field is one clear line, see `decode`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+SCHEMA_VERSION = 3
+MOST_LOOKS = 10
+
+LARGEST = 1e100  # beyond it nothing was measured, and arithmetic overflows
+Number = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
+Positive = Annotated[float, Meta(gt=0, le=LARGEST)]
+Sample = Annotated[float, Meta(gt=1e-10, le=1e5)]  # seconds a step
+Ratio = Annotated[float, Meta(gt=0, le=1e9)]
+Count = Annotated[int, Meta(gt=0)]
+Look = Annotated[int, Meta(gt=1, le=1000)]
+Interval = tuple[Number, Number]
+RatioBounds = tuple[Positive, Positive]  # of two blocks that are far apart they are far out
+
+
+class Base(Struct, frozen=True, kw_only=True, eq=False):
+    """What the types of a record have in common: immutable, compared by identity."""
+
+    def but(self, **changes: Any):
+        """A copy with other values."""
+        return msgspec.structs.replace(self, **changes)
+
+
+class Timing(Base, frozen=True, kw_only=True, eq=False):
+    """First calls and steps. `step_s`: samples by match and block; the rest is derived."""
+
+    step_s: dict[str, dict[str, list[Sample]]] = {}
+    cold_first_call_s: Positive | None = None
+    warm_first_call_s: Positive | None = None
+    median_s: Positive | None = None
+    ci_s: tuple[Positive, Positive] | None = None
+
+
+class Memory(Base, frozen=True, kw_only=True, eq=False):
+    """Peaks of a process of its own, medians over the cold starts; derived.
+
+    `device_peak`: of a GPU, by its framework's allocator. `samples`: what each cold start had.
+    """
+
+    import_bytes: Number | None = None
+    build_bytes: Number | None = None
+    first_step_peak_bytes: Number | None = None
+    steady_peak_bytes: Number | None = None
+    parameters_bytes: Number | None = None
+    gradients_bytes: Number | None = None
+    optimizer_bytes: Number | None = None
+    rest_bytes: Number | None = None
+    above_import_bytes: Number | None = None
+    above_import_ci: Interval | None = None
+    device_peak: dict[str, Number | None] | None = None
+    samples: dict[str, list[Number | None]] = {}
+
+
+class AccuracyDifference(Base, frozen=True, kw_only=True, eq=False):
+    """How far the metric is from that of the baseline, seed by seed."""
+
+    mean: Number | None = None
+    ci: Interval | None = None
+    verdict: str | None = None
+
+
+class Accuracy(Base, frozen=True, kw_only=True, eq=False):
+    """The metric of a trained row over its seeds. `mean`, `ci` and `difference` are derived."""
+
+    metric: str | None = None
+    per_seed: list[Number | None] = []
+    mean: Number | None = None
+    ci: Interval | None = None
+    difference: AccuracyDifference | None = None
+
+
+class Metric(Base, frozen=True, kw_only=True, eq=False):
+    """Any other figure. Without `ci` it is exact, or was measured once."""
+
+    value: Number | None = None
+    unit: str | None = None
+    ci: tuple[Number | None, Number | None] | None = None
+    samples: list[Number | None] | None = None
+
+
+class Artifact(Base, frozen=True, kw_only=True, eq=False):
+    """The size of what is deployed, as it is and compressed."""
+
+    bytes: int
+    compressed_bytes: int
+
+
+class Block(Base, frozen=True, kw_only=True, eq=False):
+    """What a worker said of a block: its first call, losses, and the cost of an empty sample."""
+
+    match: int
+    block: int
+    losses: list[Number | None] = []
+    weights_sha256: str | None = None
+    first_call_s: Positive | None = None
+    empty_s: Number | None = None
+    steps: int | None = None
+    shortest_s: Number | None = None
+    seconds: dict[str, Number] = {}
+    peak_bytes: Number | None = None
+    energy_j: list[Number] | None = None
+
+
+class ColdStart(Base, frozen=True, kw_only=True, eq=False):
+    """A new process: its first call, its peaks by phase, and the parts of its memory."""
+
+    first_call_s: Positive | None = None
+    memory: dict[str, Number | None] = {}
+    parts: dict[str, Number] = {}
+    device_peak: dict[str, Number | None] | None = None
+    artifact: Artifact | None = None
+
+
+class Certificate(Base, frozen=True, kw_only=True, eq=False):
+    """Losses of the first block and the checksum of its initial weights; derived."""
+
+    losses: list[Number | None] = []
+    weights_sha256: str | None = None
+
+
+class Price(Base, frozen=True, kw_only=True, eq=True):
+    """What a row takes that is more than a setting, as its benchmark file declares it.
+
+    `epochs`: of training. `teacher`: which has to be trained first. `calibration`: a few batches
+    that set ranges. `compiled`: a compiler that runs before the first step.
+    """
+
+    epochs: int = 0
+    teacher: bool = False
+    calibration: bool = False
+    compiled: bool = False
+
+
+class Case(Base, frozen=True, kw_only=True, eq=False):
+    """A row: a variant of a technique in a framework, at a task, batch size and mode.
+
+    `program`: the id of the case whose measurements it shows, which may be another's.
+    """
+
+    id: str
+    technique: str
+    framework: str
+    variant: str
+    role: str
+    task: str
+    batch_size: int
+    status: str
+    flavour: str | None = None
+    title: str | None = None
+    settings: dict[str, Any] = {}
+    price: Price | None = None
+    stacking: dict[str, Any] | None = None
+    remedies: list[str] | None = None
+    mode: str = "train"
+    timed: bool = True
+    changes_math: bool = False
+    changes_weights: bool = False
+    loss_tolerance: Number = 0.0
+    flops: Number | None = None
+    reason: str | None = None
+    program: str | None = None
+    timing: Timing = field(default_factory=Timing)
+    blocks: list[Block] = []
+    cold_starts: list[ColdStart] = []
+    accuracy: Accuracy | None = None
+    trained_artifacts: list[Artifact] = []
+    trained_metrics: list[dict[str, Metric]] = []
+    probed: dict[str, Metric] = {}
+    evidence: dict[str, Any] | None = None
+    process: dict[str, Any] | None = None
+    seconds: dict[str, Number] = {}
+    memory: Memory | None = None  # this and what follows is derived
+    metrics: dict[str, Metric] = {}
+    certificate: Certificate | None = None
+    artifact_bytes: Number | None = None
+
+
+class Comparison(Base, frozen=True, kw_only=True, eq=False):
+    """A ratio of the times of two cases, by their ids, with its interval and verdict; derived.
+
+    `kind`: "baseline" of the same framework, "framework" for twins, "control" for the same work.
+    """
+
+    technique: str
+    variant: str
+    task: str
+    batch_size: int
+    kind: str
+    numerator: str
+    denominator: str
+    mode: str = "train"
+    ratio: Ratio | None = None
+    ci: RatioBounds | None = None
+    sd: Annotated[float, Meta(le=10)] | None = None
+    n: Count | None = None
+    freedom: Positive | None = None
+    look: Count | None = None
+    verdict: str | None = None
+    reason: str | None = None
+
+
+class Control(Base, frozen=True, kw_only=True, eq=False):
+    """The same work measured against itself."""
+
+    framework: str | None = None
+    flavour: str | None = None
+    technique: str | None = None
+    task: str | None = None
+    ratio: Ratio | None = None
+    ci: RatioBounds | None = None
+    sd: Number | None = None
+    verdict: str | None = None
+
+
+class NoiseFloor(Base, frozen=True, kw_only=True, eq=False):
+    """How well a run tells things apart, and what the harness costs; derived."""
+
+    controls: list[Control] = []
+    median_half_width: Number | None = None
+    p90_half_width: Number | None = None
+    ratios: int = 0
+    empty_sample_share: dict[str, Number] = {}
+    shortest_sample_s: Number | None = None
+
+
+class Attempt(Base, frozen=True, kw_only=True, eq=False):
+    """The rounds of a block as they were played once. Shares are of the cores' time."""
+
+    stolen: Number | None = None
+    others: Number | None = None
+    seconds: Number | None = None
+
+
+class Conditions(Base, frozen=True, kw_only=True, eq=False):
+    """Under which conditions a block was played, and in which order its contenders started."""
+
+    match: int
+    block: int
+    order: list[str] = []
+    load: Number | None = None
+    stolen: Number | None = None
+    others: Number | None = None
+    tries: list[Attempt] = []
+    seconds: dict[str, Number] = {}
+
+
+class TechniqueNotes(Base, frozen=True, kw_only=True, eq=False):
+    """What is said of a technique."""
+
+    title: str | None = None
+    differs_by_design: list[str] = []
+    notes: list[str] = []
+
+
+class TaskFacts(Base, frozen=True, kw_only=True, eq=False):
+    """What must be known of a task to judge its rows."""
+
+    metric: str | None = None
+    margin: Number | None = None
+    parity: Number | None = None
+    rounding: Number | None = None
+    paired: bool = True
+
+
+class Environment(Base, frozen=True, kw_only=True, eq=False):
+    """The machine and the software of a run."""
+
+    cpu: str | None = None
+    isa: list[str] = []
+    isa_limits: dict[str, Any] = {}
+    physical_cores: int | None = None
+    logical_cores: int | None = None
+    threads: int | None = None
+    memory_bytes: Number | None = None
+    os: str | None = None
+    governor: str | None = None
+    load: Number | None = None
+    python: str | None = None
+    onednn: str | None = None
+    compiler: bool | None = None
+    energy: list[str] | None = None
+    packages: dict[str, dict[str, str | None] | None] = {}
+    seeds: list[int] = []
+    order: str | None = None
+    gpu: dict[str, Any] | None = None
+    peak_flops: dict[str, Number] | None = None
+    allocator: dict[str, Any] = {}
+    devices: dict[str, str] = {}
+    first_compile_s: dict[str, Positive] | None = None
+
+
+class Record(Base, frozen=True, kw_only=True, eq=False):
+    """A run: what it was asked for, where it ran, and everything that it measured."""
+
+    schema_version: int
+    command: str
+    effort: str
+    started: str
+    finished: bool
+    environment: Environment
+    techniques: dict[str, TechniqueNotes]
+    tasks: dict[str, TaskFacts]
+    cases: list[Case]
+    comparisons: list[Comparison]
+    noise_floor: NoiseFloor = field(default_factory=NoiseFloor)
+    rounds: int | None = None
+    looks: list[Look] | None = None
+    seed_looks: list[Look] | None = None
+    resumed: list[str] = []
+    ended: str | None = None
+    seconds: dict[str, Number | None] = {}
+    matches: list[list[str]] = []
+    blocks: list[Conditions] = []
+
+
+class _Version(Struct):
+    schema_version: int
+
+
+def decode(text: bytes | str) -> Record:
+    """The record that `text` holds. Raises ValueError with one line where it holds none."""
+    try:
+        version = msgspec.json.decode(text, type=_Version).schema_version
+    except msgspec.ValidationError:
+        raise ValueError("not a record of twinbench (no schema_version)") from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise ValueError("not JSON, or cut off before its end") from None
+    except RecursionError:
+        raise ValueError("nested too deeply for a record") from None
+    if version > SCHEMA_VERSION:
+        raise ValueError(
+            f"schema {version} is newer than {SCHEMA_VERSION}, the newest that "
+            "this version reads: update twinbench"
+        )
+    if version < SCHEMA_VERSION:
+        raise ValueError(
+            f"schema {version} is older than {SCHEMA_VERSION}, the only one that this version "
+            "reads: measure again"
+        )
+    try:
+        record = msgspec.json.decode(text, type=Record)
+    except msgspec.ValidationError as error:
+        raise ValueError(_in_words(error)) from None
+    except RecursionError:
+        raise ValueError("nested too deeply for a record") from None
+    _check_looks(record)
+    _check_rounds(record)
+    return record
+
+
+def encode(record: Record) -> bytes:
+    """A record as JSON, with a line for each entry of each list, so that it can be searched."""
+    parts = []
+    for name in record.__struct_fields__:
+        value = getattr(record, name)
+        if value and isinstance(value, list):
+            text = b"[\n" + b",\n".join(map(msgspec.json.encode, value)) + b"\n]"
+        else:
+            text = msgspec.json.encode(value)
+        parts.append(b'"%s": %s' % (name.encode(), text))
+    return b"{\n" + b",\n".join(parts) + b"\n}\n"
+
+
+def _in_words(error: msgspec.ValidationError) -> str:
+    """ "cases 3: timing: ci_s: expected `array`, got `int`": the place first."""
+    what, _, path = str(error).partition(" - at `$")
+    place = re.sub(r"\[(\d+)\]", r" \1", path.rstrip("`")).replace("[...]", "").strip(". ")
+    return f"the record: {place.replace('.', ': ')}: {what[0].lower()}{what[1:]}"
+
+
+def _check_looks(record: Record) -> None:
+    for name in ("looks", "seed_looks"):
+        looks = getattr(record, name) or []
+        if looks != sorted(set(looks)) or len(looks) > MOST_LOOKS:
+            raise ValueError(f"the record: {name} are not {MOST_LOOKS} rising numbers at most")
+
+
+def _check_rounds(record: Record) -> None:
+    """Contenders of a block play the same rounds; matches and blocks are numbered."""
+    rounds: dict[tuple[str, str], int] = {}
+    for number, case in enumerate(record.cases):
+        for match, blocks in case.timing.step_s.items():
+            for block, samples in blocks.items():
+                place = f"the record: cases {number}: timing: step_s: match {match}, block {block}"
+                if not match.isdecimal() or not block.isdecimal():
+                    raise ValueError(f"{place}: expected numbers")
+                if samples and rounds.setdefault((match, block), len(samples)) != len(samples):
+                    raise ValueError(f"{place}: it has not as many rounds as others")
+
+
+def load(path: str | Path) -> Record:
+    """Read a record: `path` is a results.json or the folder that holds one.
+
+    Raises ValueError with one clear line where there is none or where it can't be read.
+    """
+    file = results_file(path)
+    try:
+        text = file.read_bytes()
+    except FileNotFoundError:
+        run = "pytest bench/ --benchmark-only"
+        raise ValueError(f"{file}: there is no record; a run writes one: {run}") from None
+    except OSError as error:
+        raise ValueError(f"{file}: cannot be read ({error.strerror})") from None
+    try:
+        return decode(text)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+
+
+def results_file(path: str | Path) -> Path:
+    """`path` itself, or the results.json in it where it is a folder.
+
+    Of a folder of runs it is that of the latest. `latest` is a file with a folder's name where
+    there are no symbolic links.
+    """
+    path = Path(path)
+    if not (path / "results.json").exists() and (path / "latest").exists():
+        path = path / "latest"
+    if path.name == "latest" and path.is_file():
+        path = path.with_name(path.read_text("utf-8").strip())
+    return path / "results.json" if path.is_dir() else path
