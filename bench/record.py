@@ -16,6 +16,9 @@ from msgspec import Meta, Struct, field
 
 SCHEMA_VERSION = 3
 MOST_LOOKS = 10
+FRAMEWORKS = {"pt": "PyTorch", "tf": "TensorFlow"}
+DIFFERENT = "not comparable"  # the verdict
+INFERENCE = ", inference"  # ends the title of a task whose predictions are measured
 
 LARGEST = 1e100  # beyond it nothing was measured, and arithmetic overflows
 Number = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
@@ -26,6 +29,13 @@ Count = Annotated[int, Meta(gt=0)]
 Look = Annotated[int, Meta(gt=1, le=1000)]
 Interval = tuple[Number, Number]
 RatioBounds = tuple[Positive, Positive]  # of two blocks that are far apart they are far out
+
+
+Work = tuple[str, int, str]  # a task, a batch size and a mode
+
+
+def _task_title(task: str, mode: str) -> str:
+    return task + (INFERENCE if mode == "predict" else "")
 
 
 class Base(Struct, frozen=True, kw_only=True, eq=False):
@@ -44,6 +54,11 @@ class Timing(Base, frozen=True, kw_only=True, eq=False):
     warm_first_call_s: Positive | None = None
     median_s: Positive | None = None
     ci_s: tuple[Positive, Positive] | None = None
+
+    @property
+    def block_count(self) -> int:
+        """How many blocks there are samples of; those of several matches count once."""
+        return len({block for blocks in self.step_s.values() for block in blocks})
 
 
 class Memory(Base, frozen=True, kw_only=True, eq=False):
@@ -64,6 +79,24 @@ class Memory(Base, frozen=True, kw_only=True, eq=False):
     above_import_ci: Interval | None = None
     device_peak: dict[str, Number | None] | None = None
     samples: dict[str, list[Number | None]] = {}
+
+    @property
+    def device_peak_bytes(self) -> float | None:
+        """The peak of a GPU, which its allocator counts."""
+        return (self.device_peak or {}).get("allocated")
+
+    @property
+    def above_import(self) -> float | None:
+        """The peak of the steady state above what the process took after its imports, in bytes."""
+        if self.steady_peak_bytes is None or self.import_bytes is None:
+            return None
+        return self.steady_peak_bytes - self.import_bytes
+
+    @property
+    def peak_bytes(self) -> float | None:
+        """The peak to compare: the GPU's; on a CPU that of the process above its imports."""
+        on_device = self.device_peak_bytes
+        return self.above_import if on_device is None else on_device
 
 
 class AccuracyDifference(Base, frozen=True, kw_only=True, eq=False):
@@ -189,6 +222,57 @@ class Case(Base, frozen=True, kw_only=True, eq=False):
     certificate: Certificate | None = None
     artifact_bytes: Number | None = None
 
+    @property
+    def work(self) -> Work:
+        """What makes cases comparable."""
+        return (self.task, self.batch_size, self.mode)
+
+    @property
+    def task_title(self) -> str:
+        """The task; predictions are other work than train steps."""
+        return _task_title(self.task, self.mode)
+
+    @property
+    def side(self) -> tuple[str, str | None]:
+        """The framework and its flavour."""
+        return (self.framework, self.flavour)
+
+    @property
+    def program_id(self) -> str:
+        """The id of the case whose measurements it shows, which is mostly its own."""
+        return self.program or self.id
+
+    @property
+    def has_times(self) -> bool:
+        """Whether it has figures of its time."""
+        return self.status == "OK" and any(self.timing.step_s.values())
+
+    @property
+    def is_legacy(self) -> bool:
+        """Whether it ran with tf_keras in place of Keras 3."""
+        return self.flavour == "tf_keras"
+
+    @property
+    def framework_title(self) -> str:
+        """PyTorch, TensorFlow or TensorFlow (tf_keras)."""
+        title = FRAMEWORKS.get(self.framework, self.framework)
+        return f"{title} (tf_keras)" if self.is_legacy else title
+
+    @property
+    def full_title(self) -> str:
+        """Framework and variant: TensorFlow (tf_keras) bfloat16."""
+        return f"{self.framework_title} {self.variant}"
+
+    @property
+    def peak_bytes(self) -> float | None:
+        """The peak of its memory to compare, see `Memory`."""
+        return self.memory.peak_bytes if self.memory else None
+
+    @property
+    def losses(self) -> list[float | None]:
+        """The losses of its certificate."""
+        return self.certificate.losses if self.certificate else []
+
 
 class Comparison(Base, frozen=True, kw_only=True, eq=False):
     """A ratio of the times of two cases, by their ids, with its interval and verdict; derived.
@@ -212,6 +296,11 @@ class Comparison(Base, frozen=True, kw_only=True, eq=False):
     look: Count | None = None
     verdict: str | None = None
     reason: str | None = None
+
+    @property
+    def task_title(self) -> str:
+        """The task; predictions are other work than train steps."""
+        return _task_title(self.task, self.mode)
 
 
 class Control(Base, frozen=True, kw_only=True, eq=False):
@@ -406,7 +495,9 @@ def _check_rounds(record: Record) -> None:
 def load(path: str | Path) -> Record:
     """Read a record: `path` is a results.json or the folder that holds one.
 
-    Raises ValueError with one clear line where there is none or where it can't be read.
+    Rows of older records get what their benchmark files declare today, see
+    `bench.analysis.declared`. Raises ValueError with one clear line where there is no record or
+    where it can't be read.
     """
     file = results_file(path)
     try:
@@ -417,9 +508,12 @@ def load(path: str | Path) -> Record:
     except OSError as error:
         raise ValueError(f"{file}: cannot be read ({error.strerror})") from None
     try:
-        return decode(text)
+        record = decode(text)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
+    from bench.analysis.declared import complete  # which is about the types above
+
+    return record.but(cases=list(map(complete, record.cases)))
 
 
 def results_file(path: str | Path) -> Path:

@@ -6,78 +6,83 @@ same record, today and on any machine.
 
 from __future__ import annotations
 
-from bench.analysis import cases, comparisons, pairing
+from bench.analysis import cases, comparisons
+from bench.analysis.comparisons import Fits
+from bench.analysis.pairing import baseline, resolved
 from bench.analysis.values import finite
-
-DERIVED = ("noise_floor", "comparisons")
-DERIVED_OF_CASE = ("memory", "metrics", "certificate", "artifact_bytes")
+from bench.record import Accuracy, Case, Comparison, NoiseFloor, Record, Timing
 
 
-def analyse(measured: dict) -> dict:
-    """The whole record of what was measured, as JSON values."""
-    measured = measured | {"environment": finite(measured["environment"])}
-    every, looks = _with_accuracy(measured), measured.get("looks")
-    found = comparisons.fits(every)
-    made = _compared(measured, every, found)
-    own = {c["numerator"]: c for c in made if c["kind"] == "baseline"}
+def analyse(measured: Record) -> Record:
+    """The whole record of what was measured: with every derived field, and None for no number."""
+    measured = finite(measured)
+    judged = _with_accuracy(measured)
+    fits = comparisons.fits(judged)
+    compared = _compared(measured, judged, fits)
+    of_case = {c.numerator: c for c in compared if c.kind == "baseline"}
     whole = []
-    for given, case in zip(measured["cases"], every, strict=True):
-        fit = found.get(pairing.work_of(case))
-        about = {"fit": fit, "comparison": own.get(case["id"]), "looks": looks}
-        about["seed_looks"] = measured.get("seed_looks")
-        metrics = cases.metrics(case, pairing.baseline(case, every), measured["environment"], about)
-        whole.append(
-            case
-            | {
-                "timing": cases.timing(case, about) | {"step_s": given["timing"]["step_s"]},
-                "blocks": given["blocks"],
-                "cold_starts": given["cold_starts"],
-                "memory": cases.memory(case),
-                "artifact_bytes": metrics.get("artifact", {}).get("value"),
-                "metrics": metrics,
-            }
+    for given, case in zip(measured.cases, judged, strict=True):
+        context = cases.Context(
+            base=baseline(case, judged),
+            fit=fits.get(case.work),
+            comparison=of_case.get(case.id),
+            looks=tuple(measured.looks or ()),
+            seed_looks=tuple(measured.seed_looks or ()),
         )
-    floor = comparisons.noise_floor(every, made)
-    return finite(measured | {"cases": whole, "noise_floor": floor, "comparisons": made})
+        timing = cases.timing(case, context)
+        metrics = cases.metrics(case, measured.environment, context)
+        whole.append(
+            case.but(
+                timing=timing.but(step_s=given.timing.step_s),
+                blocks=given.blocks,
+                cold_starts=given.cold_starts,
+                memory=cases.memory(case),
+                artifact_bytes=metrics["artifact"].value if "artifact" in metrics else None,
+                metrics=metrics,
+            )
+        )
+    floor = comparisons.noise_floor(judged, compared)
+    return finite(measured.but(cases=whole, noise_floor=floor, comparisons=compared))
 
 
-def compared(measured: dict) -> list[dict]:
+def compared(measured: Record) -> list[Comparison]:
     """The comparisons alone."""
-    every = _with_accuracy(measured)
-    return _compared(measured, every, comparisons.fits(every))
+    judged = _with_accuracy(measured)
+    return _compared(measured, judged, comparisons.fits(judged))
 
 
-def _compared(measured: dict, every: list[dict], found: comparisons.Fits) -> list[dict]:
-    looks, seed_looks = measured.get("looks"), measured.get("seed_looks")
-    return comparisons.compare_all(every, measured["tasks"], found, looks, seed_looks)
+def _compared(measured: Record, judged: list[Case], fits: Fits) -> list[Comparison]:
+    looks, seed_looks = (tuple(each or ()) for each in (measured.looks, measured.seed_looks))
+    return comparisons.compare_all(judged, measured.tasks, fits, looks, seed_looks)
 
 
-def _with_accuracy(measured: dict) -> list[dict]:
+def _with_accuracy(measured: Record) -> list[Case]:
     """The cases with what was measured of their programs, and their accuracy judged."""
-    every, looks = pairing.resolved(measured["cases"]), measured.get("seed_looks")
-    certified = [case | {"certificate": cases.certificate(case)} for case in every]
+    looks = tuple(measured.seed_looks or ())
+    shown = resolved(measured.cases)
     return [
-        case
-        | {
-            "accuracy": cases.accuracy(
-                case, pairing.baseline(case, every), measured["tasks"], looks
-            ),
-            "reason": case.get("reason") or cases.not_finite(case),
-        }
-        for case in certified
+        case.but(
+            certificate=cases.certificate(case),
+            accuracy=cases.accuracy(case, baseline(case, shown), measured.tasks, looks),
+            reason=case.reason or cases.not_finite(case),
+        )
+        for case in shown
     ]
 
 
-def raw(record: dict) -> dict:
+def raw(record: Record) -> Record:
     """What was measured, of a record: `analyse` makes the whole record of it again."""
-    found = {name: value for name, value in record.items() if name not in DERIVED}
-    return found | {"cases": [_raw(case) for case in record["cases"]]}
+    measured = [_raw(case) for case in record.cases]
+    return record.but(cases=measured, comparisons=[], noise_floor=NoiseFloor())
 
 
-def _raw(case: dict) -> dict:
-    found = {name: value for name, value in case.items() if name not in DERIVED_OF_CASE}
-    accuracy = case["accuracy"]
-    return found | {
-        "timing": {"step_s": case["timing"]["step_s"]},
-        "accuracy": accuracy and {name: accuracy[name] for name in ("metric", "per_seed")},
-    }
+def _raw(case: Case) -> Case:
+    accuracy = case.accuracy
+    return case.but(
+        timing=Timing(step_s=case.timing.step_s),
+        accuracy=accuracy and Accuracy(metric=accuracy.metric, per_seed=accuracy.per_seed),
+        memory=None,
+        metrics={},
+        certificate=None,
+        artifact_bytes=None,
+    )

@@ -14,12 +14,13 @@ from itertools import pairwise
 import numpy as np
 from scipy import optimize, stats
 
+Looks = tuple[int, ...]
 LOOKS = (3, 5, 8)  # blocks of a run after which it is decided who leaves
 NODES = 96  # of the integration: exact to 1e-9
 
 
 @cache
-def bound(looks: tuple[int, ...], error: float = 0.05) -> float:
+def bound(looks: Looks, error: float = 0.05) -> float:
     """Pocock's bound: |Z| stays below it at all `looks` with probability 1 - `error`."""
     return float(optimize.brentq(lambda c: crossing(c, looks) - error, 1.0, 6.0, xtol=1e-10))
 
@@ -42,8 +43,13 @@ def crossing(limit: float, looks: Sequence[int]) -> float:
 
 
 @cache
-def confidence(looks: tuple[int, ...], overall: float = 0.95) -> float:
-    """What each look's interval must cover for all of them to cover at once in `overall`."""
+def confidence(looks: Looks, overall: float = 0.95) -> float:
+    """What each look's interval must cover for all of them to cover at once in `overall`.
+
+    Without looks that is `overall`.
+    """
+    if not looks:
+        return overall
     return float(1 - 2 * stats.norm.sf(bound(looks, 1 - overall)))
 
 

@@ -2,187 +2,207 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
 from bench.analysis import verdicts
-from bench.analysis.accuracy import difference
-from bench.analysis.bounds import confidence
-from bench.analysis.pairing import good, program
-from bench.analysis.values import is_number
+from bench.analysis.accuracy import Tasks, difference
+from bench.analysis.bounds import Looks, confidence
+from bench.analysis.fit import Fit
+from bench.record import (
+    DIFFERENT,
+    Accuracy,
+    Artifact,
+    Block,
+    Case,
+    Certificate,
+    ColdStart,
+    Comparison,
+    Environment,
+    Memory,
+    Metric,
+    Timing,
+)
 
 LIFETIMES = (100, 1_000, 10_000)  # steps whose total time is given beside the first call's
+Metrics = dict[str, Metric]
 
 
-def figure(
-    value: float | None, unit: str | None, ci: list | None = None, samples: list | None = None
-) -> dict:
-    """A figure; without `ci` it is exact, or was measured once."""
-    return {"value": value, "unit": unit, "ci": ci, "samples": samples}
+@dataclass(frozen=True)
+class Context:
+    """What a case is judged by.
+
+    `base`: its baseline. `fit`: of its piece of work. `comparison`: with `base`. `looks` and
+    `seed_looks`: numbers of blocks and seeds after which the run was looked at.
+    """
+
+    base: Case | None = None
+    fit: Fit | None = None
+    comparison: Comparison | None = None
+    looks: Looks = ()
+    seed_looks: Looks = ()
+
+    def step_time(self, case: Case) -> tuple[float, tuple[float, float] | None] | None:
+        """Seconds a step with their interval; None of a case that has no times."""
+        if self.fit is None or not case.has_times:
+            return None
+        if self.looks:
+            return self.fit.time_at_looks(case.program_id, confidence(self.looks))
+        return self.fit.time(case.program_id)
 
 
-def timing(case: dict, about: dict[str, Any]) -> dict:
-    """First calls and the step's time."""
-    step, ci = _time(case, about) if about["fit"] and good(case) else (None, None)
-    return {
-        "cold_first_call_s": _middle(cold["first_call_s"] for cold in case["cold_starts"]),
-        "warm_first_call_s": _middle(block["first_call_s"] for block in case["blocks"]),
-        "median_s": step,
-        "ci_s": ci,
-    }
+def timing(case: Case, context: Context) -> Timing:
+    """First calls and the step's time, beside the samples."""
+    step, ci = context.step_time(case) or (None, None)
+    return case.timing.but(
+        cold_first_call_s=_middle(cold.first_call_s for cold in case.cold_starts),
+        warm_first_call_s=_middle(block.first_call_s for block in case.blocks),
+        median_s=step,
+        ci_s=ci,
+    )
 
 
-def _time(case: dict, about: dict[str, Any]) -> tuple[float, list[float] | None]:
-    looks = about["looks"]
-    if looks:
-        return about["fit"].time_at_looks(program(case), confidence(tuple(looks)))
-    return about["fit"].time(program(case))
-
-
-def _middle(values) -> float | None:
+def _middle(values: Iterable[float | None]) -> float | None:
     """The median of what was measured."""
-    found = [value for value in values if value is not None]
-    return median(found) if found else None
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
-def memory(case: dict) -> dict | None:
-    """Medians over the cold starts; what each of them found stands in `samples`.
+def memory(case: Case) -> Memory | None:
+    """Medians over the cold starts; what each of them had stands in `samples`.
 
     What is above the imports is their mean, with its 95% interval where it was measured repeatedly.
     """
-    starts = [_bytes(cold) for cold in case["cold_starts"]]
+    starts = [_sizes(cold) for cold in case.cold_starts]
     if not starts:
         return None
-    found = {name: _middle(start[name] for start in starts) for name in starts[0]}
     samples = {name: [start[name] for start in starts] for name in starts[0]}
-    found |= {"device_peak": case["cold_starts"][0]["device_peak"], "samples": samples}
+    medians = {name: _middle(values) for name, values in samples.items()}
     known = [value for value in samples["above_import_bytes"] if value is not None]
     above = verdicts.t_interval(known) if known else None
-    found["above_import_bytes"] = above and above.mean
-    found["above_import_ci"] = [above.low, above.high] if above and above.n > 1 else None
-    return found
+    return Memory(**medians, samples=samples).but(
+        device_peak=case.cold_starts[0].device_peak,
+        above_import_bytes=above and above.mean,
+        above_import_ci=above and above.ci,
+    )
 
 
-def _bytes(cold: dict) -> dict[str, float | None]:
-    found = dict(cold["memory"]) | {f"{name}_bytes": n for name, n in cold["parts"].items()}
-    steady, start = found.get("steady_peak_bytes"), found.get("import_bytes")
+def _sizes(cold: ColdStart) -> dict[str, float | None]:
+    sizes = cold.memory | {f"{name}_bytes": size for name, size in cold.parts.items()}
+    steady, start = sizes.get("steady_peak_bytes"), sizes.get("import_bytes")
     above = None if steady is None or start is None else steady - start
-    rest = None if above is None else above - sum(cold["parts"].values())
-    return found | {"rest_bytes": rest, "above_import_bytes": above}
+    rest = None if above is None else above - sum(cold.parts.values())
+    return sizes | {"rest_bytes": rest, "above_import_bytes": above}
 
 
-def accuracy(case: dict, base: dict | None, tasks: dict, looks: list | None) -> dict | None:
+def accuracy(case: Case, base: Case | None, tasks: Tasks, looks: Looks = ()) -> Accuracy | None:
     """The metric over seeds, and how far it is from the baseline's; no figure of it without all."""
-    raw = case["accuracy"]
-    if not raw:
-        return None
-    if not_finite(case):
-        return {name: raw[name] for name in ("metric", "per_seed")} | dict.fromkeys(
-            ("mean", "ci", "difference")
-        )
-    found = verdicts.t_interval(raw["per_seed"], confidence(tuple(looks)) if looks else 0.95)
-    return {
-        "metric": raw["metric"],
-        "per_seed": raw["per_seed"],
-        "mean": found.mean,
-        "ci": None if found.low is None else [found.low, found.high],
-        "difference": difference(case, base, tasks, looks),
-    }
+    measured = case.accuracy
+    if measured is None or not_finite(case):
+        return measured
+    mean = verdicts.t_interval(measured.per_seed, confidence(looks))
+    return measured.but(mean=mean.mean, ci=mean.ci, difference=difference(case, base, tasks, looks))
 
 
-def not_finite(case: dict) -> str | None:
+def not_finite(case: Case) -> str | None:
     """Why a case that was trained has no accuracy: training that diverges has no finite metric."""
-    per_seed = (case["accuracy"] or {}).get("per_seed", ())
-    seeds = [str(seed) for seed, value in enumerate(per_seed) if not is_number(value)]
+    per_seed = case.accuracy.per_seed if case.accuracy else []
+    seeds = [str(seed) for seed, value in enumerate(per_seed) if value is None]
     if not seeds:
         return None
     return f"accuracy not measured: the metric is not finite at seed {', '.join(seeds)}"
 
 
-def certificate(case: dict) -> dict | None:
+def certificate(case: Case) -> Certificate | None:
     """The first block's losses and weights."""
-    first = next(iter(case["blocks"]), None)
-    return first and {name: first[name] for name in ("losses", "weights_sha256")}
+    if not case.blocks:
+        return None
+    first: Block = case.blocks[0]
+    return Certificate(losses=first.losses, weights_sha256=first.weights_sha256)
 
 
-def artifact(case: dict) -> dict[str, dict]:
+def artifact(case: Case) -> Metrics:
     """Size of what is deployed, as it is and compressed: of trained weights, if there are any.
 
-    A file that a probe found is of the weights that it says.
+    A file that a probe reports is of the weights that it says.
     """
-    probed = {n: case["probed"][n] for n in _SIZES if n in case["probed"]}
+    probed = {name: case.probed[name] for name in _SIZES if name in case.probed}
     if probed:
-        return {name: figure(each["value"], "bytes") for name, each in probed.items()}
-    given = case["trained_artifacts"]
-    given = given or [c["artifact"] for c in case["cold_starts"][:1] if c["artifact"]]
-    found = {}
-    for name, key in _SIZES.items() if given else ():
-        sizes = [each[key] for each in given]
-        found[name] = figure(median(sizes), "bytes", samples=sizes if len(sizes) > 1 else None)
-    return found
+        return {name: Metric(value=each.value, unit="bytes") for name, each in probed.items()}
+    deployed: list[Artifact] = case.trained_artifacts
+    deployed = deployed or [c.artifact for c in case.cold_starts[:1] if c.artifact]
+    metrics = {}
+    for name, field in _SIZES.items() if deployed else ():
+        sizes = [getattr(each, field) for each in deployed]
+        samples = sizes if len(sizes) > 1 else None
+        metrics[name] = Metric(value=median(sizes), unit="bytes", samples=samples)
+    return metrics
 
 
 _SIZES = {"artifact": "bytes", "compressed_artifact": "compressed_bytes"}
 
 
-def metrics(case: dict, base: dict | None, environment: dict, about: dict[str, Any]) -> dict:
-    """Every other figure by name: derived, counted in the proof, and found by a probe.
-
-    `about`: the work's fit, the comparison with `base`, and the run's looks at blocks and seeds.
-    """
-    counted = (case["evidence"] or {}).get("measured", {})
-    found = _rates(case, environment, about) | artifact(case)
-    found |= {name: figure(each["value"], each["unit"]) for name, each in counted.items()}
-    found |= _lifetimes(case, base, about) | _seen_in_training(case, about["seed_looks"])
-    found |= _energy(case, about["looks"])
-    return found | {name: {"ci": None, **each} for name, each in case["probed"].items()}
-
-
-def _seen_in_training(case: dict, looks: list | None) -> dict:
-    """The mean over seeds of each figure; none where a seed has none, as it missed its target."""
-    seeds, found = case["trained_metrics"], {}
-    for name, first in seeds[0].items() if seeds else ():
-        values = [seed[name]["value"] for seed in seeds]
-        if not all(map(is_number, values)):
-            found[name] = figure(None, first["unit"])
-        else:
-            mean = verdicts.t_interval(values, confidence(tuple(looks)) if looks else 0.95)
-            ci = None if mean.low is None else [mean.low, mean.high]
-            found[name] = figure(mean.mean, first["unit"], ci, values)
-    return found
-
-
-def _rates(case: dict, environment: dict, about: dict[str, Any]) -> dict:
-    """Samples a second, and the share of the machine's best matrix product."""
-    if not about["fit"] or not good(case):
-        return {}
-    step, ci = _time(case, about)
-    edges = ci and ci[::-1]
-    size, found = case["batch_size"], {}
-    found["samples_per_s"] = figure(size / step, "samples/s", edges and [size / t for t in edges])
-    peak = (environment.get("peak_flops") or {}).get(_main_dtype(case["evidence"]))
-    if peak and case["flops"]:
-        share = case["flops"] / peak
-        found["share_of_peak"] = figure(share / step, "1", edges and [share / t for t in edges])
-    return found
-
-
-def _energy(case: dict, looks: list | None) -> dict:
-    """Joules a step and a sample by the machine's counters: the mean of each block, over blocks."""
-    blocks = [block.get("energy_j") for block in case["blocks"]]
-    if not good(case) or not blocks or not all(blocks):
-        return {}
-    level = confidence(tuple(looks)) if looks else 0.95
-    each = verdicts.t_interval([fmean(own) for own in blocks], level)
-    ci = None if each.low is None else [each.low, each.high]
-    size = case["batch_size"]
+def metrics(case: Case, environment: Environment, context: Context) -> Metrics:
+    """Every other figure by name: derived, counted in the proof, and reported by a probe."""
+    counted = (case.evidence or {}).get("measured", {})
     return {
-        "energy_per_step": figure(each.mean, "J", ci),
-        "energy_per_sample": figure(each.mean / size, "J", ci and [edge / size for edge in ci]),
+        **_rates(case, environment, context),
+        **artifact(case),
+        **{name: Metric(value=m["value"], unit=m["unit"]) for name, m in counted.items()},
+        **_lifetimes(case, context),
+        **_seen_in_training(case, context.seed_looks),
+        **_energy(case, context.looks),
+        **case.probed,
     }
 
 
-def _main_dtype(evidence: dict | None) -> str | None:
+def _seen_in_training(case: Case, looks: Looks) -> Metrics:
+    """The mean over seeds of each figure; none where a seed has none, as it missed its target."""
+    seeds, metrics = case.trained_metrics, {}
+    for name, first in seeds[0].items() if seeds else ():
+        values = [seed[name].value for seed in seeds]
+        if None in values:
+            metrics[name] = Metric(unit=first.unit)
+        else:
+            mean = verdicts.t_interval(values, confidence(looks))
+            metrics[name] = Metric(value=mean.mean, unit=first.unit, ci=mean.ci, samples=values)
+    return metrics
+
+
+def _rates(case: Case, environment: Environment, context: Context) -> Metrics:
+    """Samples a second, and the share of the machine's best matrix product."""
+    time = context.step_time(case)
+    if time is None:
+        return {}
+    metrics = {"samples_per_s": _per_second(case.batch_size, *time, "samples/s")}
+    peak = (environment.peak_flops or {}).get(_main_dtype(case.evidence))
+    if peak and case.flops:
+        metrics["share_of_peak"] = _per_second(case.flops / peak, *time, "1")
+    return metrics
+
+
+def _per_second(amount: float, step: float, ci: tuple[float, float] | None, unit: str) -> Metric:
+    """A step's amount over its time."""
+    return Metric(value=amount / step, unit=unit, ci=ci and (amount / ci[1], amount / ci[0]))
+
+
+def _energy(case: Case, looks: Looks) -> Metrics:
+    """Joules a step and a sample by the machine's counters: the mean of each block, over blocks."""
+    blocks = [block.energy_j for block in case.blocks]
+    if not case.has_times or not blocks or not all(blocks):
+        return {}
+    mean, size = verdicts.t_interval(list(map(fmean, blocks)), confidence(looks)), case.batch_size
+    ci = mean.ci
+    a_sample = ci and (ci[0] / size, ci[1] / size)
+    return {
+        "energy_per_step": Metric(value=mean.mean, unit="J", ci=ci),
+        "energy_per_sample": Metric(value=mean.mean / size, unit="J", ci=a_sample),
+    }
+
+
+def _main_dtype(evidence: dict[str, Any] | None) -> str | None:
     """The dtype in which most of the products and convolutions ran."""
     counts: dict[str, int] = {}
     for operators in (evidence or {}).get("operator_dtypes", {}).values():
@@ -191,31 +211,32 @@ def _main_dtype(evidence: dict | None) -> str | None:
     return max(counts, key=counts.get) if counts else None
 
 
-def _lifetimes(case: dict, base: dict | None, about: dict[str, Any]) -> dict:
+def _lifetimes(case: Case, context: Context) -> Metrics:
     """What the first call costs in the long run: totals of N steps, and the break-even.
 
     Only where the cold start was repeated. The break-even is the number of steps after which
     the slower first call is repaid by faster steps; its interval spans that of the ratio and
     the range of the cold starts, and has no upper end where it may never be.
     """
-    first = [cold["first_call_s"] for cold in case["cold_starts"]]
-    own, comparison = about["fit"], about["comparison"]
-    if len(first) < 2 or not own or not good(case):
+    first = [cold.first_call_s for cold in case.cold_starts]
+    fit, base, comparison = context.fit, context.base, context.comparison
+    if len(first) < 2 or not fit or not case.has_times:
         return {}
-    step, _ = own.time(program(case))
-    found = {
-        f"total_{count}_steps_s": figure(median(first) + (count - 1) * step, "s")
+    step, _ = fit.time(case.program_id)
+    metrics = {
+        f"total_{count}_steps_s": Metric(value=median(first) + (count - 1) * step, unit="s")
         for count in LIFETIMES
     }
-    found["cold_first_calls_s"] = figure(median(first), "s", [min(first), max(first)], first)
-    if base and base["cold_starts"] and comparison and comparison["verdict"] != "not comparable":
-        usual = median(cold["first_call_s"] for cold in base["cold_starts"])
+    bounds = (min(first), max(first))
+    metrics["cold_first_calls_s"] = Metric(value=median(first), unit="s", ci=bounds, samples=first)
+    if base and base.cold_starts and comparison and comparison.verdict != DIFFERENT:
+        usual = median(cold.first_call_s for cold in base.cold_starts)
         extra = [median(first) - usual, min(first) - usual, max(first) - usual]
-        each, _ = own.time(program(base))
-        low, high = comparison["ci"] or (comparison["ratio"], comparison["ratio"])
+        base_step, _ = fit.time(base.program_id)
+        low, high = comparison.ci or (comparison.ratio, comparison.ratio)
         value, least, most = (
-            max(0.0, more) / (each * (1 - ratio)) if ratio < 1 else None
-            for more, ratio in zip(extra, (comparison["ratio"], low, high), strict=True)
+            max(0.0, more) / (base_step * (1 - ratio)) if ratio < 1 else None
+            for more, ratio in zip(extra, (comparison.ratio, low, high), strict=True)
         )
-        found["break_even_steps"] = figure(value, "steps", [least, most])
-    return found
+        metrics["break_even_steps"] = Metric(value=value, unit="steps", ci=(least, most))
+    return metrics

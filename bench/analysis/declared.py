@@ -7,32 +7,29 @@ gets the technique's price and is in no stack; a technique that is gone has no p
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from bench.analysis.prices import Price
+from bench.record import Case, Price
 
 
-def complete(record: dict[str, Any]) -> dict[str, Any]:
-    """The record, whose rows all have these fields."""
-    for case in record["cases"]:
-        if any(case.get(name) is None for name in ("price", "remedies")):
-            case.update(of_row(case["technique"], case["variant"]))
-    return record
+def complete(case: Case) -> Case:
+    """The case with these fields."""
+    if case.price is not None and case.remedies is not None:
+        return case
+    return case.but(**of_row(case.technique, case.variant))
 
 
 def of_row(technique: str, variant: str) -> dict[str, Any]:
     """The fields of a row that a benchmark file has today."""
     declared = _technique(technique)
     if declared is None:
-        return {"price": asdict(Price()), "stacking": None, "remedies": []}
+        return {"price": Price(), "stacking": None, "remedies": []}
     known = next((one for one in _variants(declared) if one.name == variant), None)
-    price = declared.price_of(known) if known else declared.price
     return {
-        "price": asdict(price),
+        "price": declared.price_of(known) if known else declared.price,
         "stacking": known.stacking if known else None,
         "remedies": list(declared.remedies),
     }

@@ -3,46 +3,47 @@
 from __future__ import annotations
 
 from bench.analysis import analyse, comparisons
-from bench.analysis.pairing import program
-from bench.analysis.reading import DIFFERENT
+from bench.analysis.bounds import Looks
 from bench.analysis.verdicts import compare_accuracy
+from bench.record import DIFFERENT, Comparison, Record
 
 WIDEST = 0.06  # half the interval of a ratio that is decided: who has a wider one plays on
 
 
-def leaving(measured: dict) -> set[str]:
-    """The cases all of whose comparisons, with the own baseline and the twin, are decided.
+def leaving(measured: Record) -> set[str]:
+    """The ids of the cases whose comparisons with baseline and twin are all decided.
 
     A program stays for as long as one of the cases that show it does. Baselines and controls stay,
     and everyone in a run whose blocks were fixed.
     """
-    if not measured.get("looks"):
+    if not measured.looks:
         return set()
-    made = analyse.compared(measured)
-    open_, known = set(), set()
-    for each in made:
-        if not each["variant"].startswith(comparisons.BEST):
-            sides = {each["numerator"], each["denominator"]}
+    undecided, known = set(), set()
+    for comparison in analyse.compared(measured):
+        if not comparison.variant.startswith(comparisons.BEST):
+            sides = {comparison.numerator, comparison.denominator}
             known |= sides
-            if not _finished(each):
-                open_ |= sides
+            if not _finished(comparison):
+                undecided |= sides
     stay = {
-        program(case)
-        for case in measured["cases"]
-        if case["role"] != "variant" or case["id"] in open_ or case["id"] not in known
+        case.program_id
+        for case in measured.cases
+        if case.role != "variant" or case.id in undecided or case.id not in known
     }
-    return {case["id"] for case in measured["cases"] if program(case) not in stay}
+    return {case.id for case in measured.cases if case.program_id not in stay}
 
 
-def _finished(comparison: dict) -> bool:
+def _finished(comparison: Comparison) -> bool:
     """Whether a verdict stands, with a ratio that is worth printing.
 
     An interval's width depends on noise alone, not on the ratio: it lets nobody leave by chance.
     """
-    if comparison["verdict"] == DIFFERENT:
+    if comparison.verdict == DIFFERENT:
         return True
-    ci = comparison["ci"]
-    return comparison["look"] is not None and (ci[1] / ci[0]) ** 0.5 <= 1 + WIDEST
+    if comparison.look is None:
+        return False
+    low, high = comparison.ci
+    return (high / low) ** 0.5 <= 1 + WIDEST
 
 
 def accuracy_decided(
@@ -51,10 +52,10 @@ def accuracy_decided(
     *,
     margin: float,
     more_is_better: bool,
-    looks: tuple[int, ...],
+    looks: Looks,
 ) -> bool:
     """Whether more seeds would decide nothing: the verdict on accuracy stands at this look."""
-    found = compare_accuracy(
+    difference = compare_accuracy(
         values, baseline, margin=margin, more_is_better=more_is_better, looks=looks
     )
-    return found["verdict"] not in (None, "inconclusive")
+    return difference.verdict not in (None, "inconclusive")

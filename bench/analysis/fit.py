@@ -57,7 +57,7 @@ class Fit:
     pooled: dict[str, float] = field(default_factory=dict)
     levels: dict[int, dict[int, float]] = field(default_factory=dict)
 
-    def time(self, case: str) -> tuple[float, list[float] | None]:
+    def time(self, case: str) -> tuple[float, tuple[float, float] | None]:
         """Seconds a step: the geometric mean over blocks, and its 95% interval."""
         levels = self._levels(case)
         played = [t[case] - levels[b] for b, t in self.blocks.items() if case in t]
@@ -66,9 +66,9 @@ class Fit:
         if own.low is None:
             return exp(center), None
         half = (own.high - own.low) / 2
-        return exp(center), [exp(center - half), exp(center + half)]
+        return exp(center), (exp(center - half), exp(center + half))
 
-    def time_at_looks(self, case: str, level: float) -> tuple[float, list[float] | None]:
+    def time_at_looks(self, case: str, level: float) -> tuple[float, tuple[float, float] | None]:
         """Seconds a step, of one that may have left before others did.
 
         The machine's speed was seen in all blocks, what is the case's own in those that it played.
@@ -88,7 +88,7 @@ class Fit:
         ]
         sd, freedom = verdicts.summed(parts)
         half = verdicts.quantile(level, freedom) * sd
-        return exp(center), [exp(center - half), exp(center + half)]
+        return exp(center), (exp(center - half), exp(center + half))
 
     def _levels(self, case: str) -> dict[int, float]:
         """Of each block, that of the case's group; where it did not play, of the block's first."""

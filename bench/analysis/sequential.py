@@ -18,7 +18,7 @@ from math import exp
 
 import numpy as np
 
-from bench.analysis.bounds import confidence, taken
+from bench.analysis.bounds import Looks, confidence, taken
 from bench.analysis.fit import Fit
 from bench.analysis.verdicts import Interval, Ratio, quantile, verdict
 
@@ -35,7 +35,7 @@ class Pair:
     kin: object = None
 
 
-def judge(fit: Fit, pairs: Sequence[Pair], looks: tuple[int, ...]) -> list[Ratio | None]:
+def judge(fit: Fit, pairs: Sequence[Pair], looks: Looks) -> list[Ratio | None]:
     """The ratio of each pair with the verdict of all looks so far; None where no block has both."""
     last = {pair: max(fit.shared(pair.top, pair.bottom), default=-1) + 1 for pair in pairs}
     every = {look for blocks in last.values() if blocks > 1 for look in taken(looks, blocks)}
@@ -57,7 +57,7 @@ class _Look:
     freedom: float
 
 
-def _at_look(fit: Fit, pairs: Sequence[Pair], looks: tuple[int, ...]) -> dict[Pair, _Look]:
+def _at_look(fit: Fit, pairs: Sequence[Pair], looks: Looks) -> dict[Pair, _Look]:
     """Every pair that two blocks have, with variances that kin share."""
     each = {pair: fit.log_ratios(pair.top, pair.bottom) for pair in pairs}
     each = {pair: values for pair, values in each.items() if len(values) > 1}

@@ -15,7 +15,8 @@ from math import exp, log
 import numpy as np
 from scipy import stats
 
-from bench.analysis.bounds import confidence
+from bench.analysis.bounds import Looks, confidence
+from bench.record import AccuracyDifference
 
 FEWEST_SEEDS = 3  # differences of two can be equal to the sample, which would leave no width
 DELTA = 0.03  # a ratio within 1 / 1.03 … 1.03 counts as no difference
@@ -30,6 +31,11 @@ class Interval:
     high: float | None
     sd: float | None
     n: int
+
+    @property
+    def ci(self) -> tuple[float, float] | None:
+        """Both bounds, where there are any."""
+        return None if self.low is None else (self.low, self.high)
 
 
 def t_interval(values: list[float], level: float = 0.95) -> Interval:
@@ -142,8 +148,8 @@ def compare_accuracy(
     *,
     margin: float,
     more_is_better: bool,
-    looks: tuple[int, ...] = (),
-) -> dict:
+    looks: Looks = (),
+) -> AccuracyDifference:
     """Judge `values` against `baseline`, paired by seed, with two one-sided tests at `margin`.
 
     `looks`: numbers of seeds after which training ends where the verdict stands.
@@ -153,15 +159,13 @@ def compare_accuracy(
     no interval and no verdict for fewer than FEWEST_SEEDS.
     """
     differences = [value - base for value, base in zip(values, baseline, strict=True)]
-    levels = [confidence(looks, level) if looks else level for level in (0.95, 0.90)]
-    wide, narrow = (t_interval(differences, level) for level in levels)
-    found = {"mean": wide.mean, "ci": None, "verdict": None}
+    wide, narrow = (t_interval(differences, confidence(looks, p)) for p in (0.95, 0.90))
     if len(differences) < FEWEST_SEEDS:
-        return found
+        return AccuracyDifference(mean=wide.mean)
     if -margin < narrow.low and narrow.high < margin:
         verdict = "equivalent"
     elif wide.low <= 0 <= wide.high:
         verdict = "inconclusive"
     else:
         verdict = "better" if (wide.mean > 0) == more_is_better else "worse"
-    return {"mean": wide.mean, "ci": [wide.low, wide.high], "verdict": verdict}
+    return AccuracyDifference(mean=wide.mean, ci=wide.ci, verdict=verdict)
