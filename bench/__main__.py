@@ -19,8 +19,7 @@ COMMANDS = {
     "report": ("bench.report.command", "make the reports of a run again, or print its tables"),
     "validate": ("bench.validation.command", "attack the harness: pairs whose answer is known"),
     "shards": ("shared.conversion", "convert a folder of images to tar, TFRecord or arrays"),
-    "hosts": ("bench.network.hosts", "run a command on several hosts made on this machine"),
-    "projection": ("bench.network.projection", "step times of up to 1,024 replicas"),
+    "network": ("bench.network.command", "several hosts on this machine; what many would take"),
     "ladder": ("bench.ladders.command", "climb a whole training, one technique more a rung"),
     "docs": ("bench.docs.command", "make the pages of docs/techniques again"),
     "teacher": ("bench.teacher", "train the teacher of the distillation benchmarks again"),
@@ -58,8 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         if error.filename is None or error.errno not in UNWRITABLE:
             raise
-        said = f"{error.filename}: {error.strerror}"
-        print(f"twinbench {given.command}: {said}", file=sys.stderr)
+        print(f"twinbench {given.command}: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
     return status
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from bench.analysis.decisions import GOALS, Answer, Limits, answer, works
 from bench.analysis.reading import load
-from bench.network.quantities import size
+from bench.quantities import size
 from bench.report import parsers
 from bench.report.answer import text
 from bench.report.content import warnings

@@ -41,7 +41,7 @@ from bench.harness.selection import (
     spare_controls,
     with_baselines,
 )
-from bench.network.quantities import size
+from bench.quantities import size
 from bench.report import tables
 from bench.report.files import FORMATS, OWN, write_reports
 from bench.user_task import Own

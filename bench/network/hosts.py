@@ -1,16 +1,10 @@
 """Several hosts on one machine: network namespaces with links between them.
 
-    twinbench hosts [--hosts 2] [--latency 5ms] [--bandwidth 100mbit] [--seconds 600] COMMAND
-
-runs the shell's COMMAND on every host at the same time, with what a cluster manager would set:
-`RANK` (the host's number), `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `GLOO_SOCKET_IFNAME` and
-`TF_CONFIG`. Each line of output begins with its host. The exit status is the first that is not 0.
-
-The hosts live in namespaces of their own (network, processes, mounts), which a process holds that
-ends with this one. So the kernel removes every process, interface and port of them when the command
-ends, is interrupted or killed, and at the latest after `--seconds`. Nothing outside is touched, and
-nothing outside can be reached from a host. Root may make them, and elsewhere every user where the
-system permits user namespaces.
+The hosts live in namespaces of their own (network, processes, mounts). A process holds these that
+ends with this one. So the kernel removes every process, interface and port of the hosts when this
+process ends, and at the latest after `seconds`. Nothing outside is touched, and nothing outside can
+be reached from a host. Root may make them, and elsewhere every user where the system permits user
+namespaces.
 
 Links are veth pairs on a bridge; the kernel's token bucket (tbf) holds each host to the bandwidth.
 With a latency, `bench/network/switch.py` stands in place of the bridge, and frames are 9,000 bytes
@@ -22,15 +16,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-
-from bench.network.quantities import bits, seconds
-from bench.report import parsers
 
 MOST_HOSTS = 64
 PORT = 29500  # torchrun's own default; free, since no host has a program yet
@@ -154,7 +144,7 @@ class Hosts:
 
     def _make(self, seconds: float) -> tuple[subprocess.Popen, list[str]]:
         """The process that holds the namespaces, and the command that enters them."""
-        kinds, said = ["--net", "--mount", "--pid"], []
+        kinds, errors = ["--net", "--mount", "--pid"], []
         names = [f"{self.address(host)} host{host}" for host in range(self.count)]
         hold = HOLD.format(names="\n".join(["127.0.0.1 localhost", *names]), seconds=seconds)
         for user in ([], ["--user", "--map-root-user"]):
@@ -172,8 +162,8 @@ class Hosts:
                 as_we_are = ["--user", "--preserve-credentials"] if user else []
                 where = [f"--target={children[0]}", f"--wdns={os.getcwd()}"]
                 return lab, [self._programs["nsenter"], *where, *kinds, *as_we_are, "--"]
-            said.append(" ".join(lab.communicate()[1].split()))
-        raise Refused(f"network namespaces are not permitted here: {said[-1] or said[0]}")
+            errors.append(" ".join(lab.communicate()[1].split()))
+        raise Refused(f"network namespaces are not permitted here: {errors[-1] or errors[0]}")
 
     def _connect(self) -> None:
         if self.link.latency:
@@ -236,14 +226,11 @@ def _programs(path: str) -> dict[str, str]:
     """Where each program is. Raises Refused for the first that is not there."""
     if sys.platform != "linux":
         raise Refused("network namespaces are Linux's")
-    found = {name: shutil.which(name, path=path) for name in PROGRAMS}
-    for name, place in found.items():
+    places = {name: shutil.which(name, path=path) for name in PROGRAMS}
+    for name, place in places.items():
         if place is None:
             raise Refused(f"there is no program {name!r}: install {PROGRAMS[name]}")
-    return found
-
-
-# Command line -------------------------------------------------------------------------------------
+    return places
 
 
 def run(hosts: Hosts, command: str) -> int:
@@ -267,24 +254,3 @@ def run(hosts: Hosts, command: str) -> int:
 def _show(host: int, process: subprocess.Popen) -> None:
     for line in process.stdout:
         print(f"host{host}: {line}", end="", flush=True)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; return the exit status (2: refused)."""
-    parser = parsers.described("twinbench hosts", __doc__)
-    parser.add_argument("--hosts", type=int, default=2, help="how many (default 2)")
-    parser.add_argument("--latency", type=seconds, default=0.0, help="one way, such as 5ms or 50us")
-    parser.add_argument("--bandwidth", type=bits, help="of each host, such as 100mbit or 1gbit")
-    parser.add_argument("--seconds", type=float, default=600.0, help="at most (default 600)")
-    parser.add_argument("command", help="for the shell, run on every host")
-    given = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    link = Link(given.latency, given.bandwidth)
-    try:
-        with Hosts(given.hosts, link, seconds=given.seconds) as hosts:
-            return run(hosts, given.command)
-    except (Refused, ValueError) as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130

@@ -1,36 +1,17 @@
 """From all-reduces over slow links to the step time of a job with up to 1,024 replicas.
 
-    twinbench projection measure --framework pt RECORD
-    twinbench projection show RECORD [RECORD] [--bandwidth 10gbit] [--latency 50us] [...]
-
-`measure` takes some two minutes and times all-reduces between 2, 4 and 8 hosts that
-`bench.network.hosts` makes; where RECORD was cut short, it goes on. `show` fits the ring model of
-`bench.network.ring` to those of 2 and 4, says how far it is off at 8, and projects the step of a
-job, which the options describe, for 8 to 1,024 replicas. With `--page` it puts the tables between
-the markers of a page; `--check` only says whether they are there.
+The ring model of `bench.network.ring` is fitted to sweeps of 2 and 4 hosts. What it says for 8 is
+compared with what was measured there. Then it projects the step of a job for 8 to 1,024 replicas.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import signal
-import sys
-from dataclasses import asdict, fields
-from pathlib import Path
-
-from bench.network import quantities, ring, sweeps
-from bench.network.hosts import Refused
+from bench.network import ring, sweeps
 from bench.network.ring import Estimate, Fit, Job, Projected, Validation
 from bench.network.sweeps import FITTED_AT, VALIDATED_AT, Record
-from bench.report import parsers, readme
 from bench.report.blocks import Table, of_figures, of_words
 from bench.report.figures import MISSING, number
-from bench.report.replace import write_atomically
-from bench.report.tables import parts_as_markdown, parts_as_text
 
-BEGIN, END = "<!-- projection:begin -->", "<!-- projection:end -->"
 TITLES = {"pt": "PyTorch, gloo", "tf": "TensorFlow, RING"}
 NO_UPSTREAM = {"tf": {"sharded (FSDP)", "pipeline"}}  # strategies that a framework does not have
 PROJECTION = "PROJECTION, not a measurement"
@@ -45,9 +26,6 @@ JOB = Job(
     micro_batches=4,
     activations=10e6,
 )
-
-
-# Text: paragraphs and tables ----------------------------------------------------------------------
 
 
 def content(records: list[Record], job: Job) -> list[str | Table]:
@@ -110,7 +88,7 @@ def _table(title: str, heads: list[str], rows: list[list[str]]) -> Table:
 
 
 def _bounds(estimate: Estimate, factor: float = 1.0) -> str:
-    value, low, high = (number(each * factor) for each in vars(estimate).values())
+    value, low, high = (number(part * factor) for part in vars(estimate).values())
     return f"{value} ({low}–{high})"
 
 
@@ -146,8 +124,8 @@ def _validation(title: str, model: Fit, unseen: list[ring.Measured], checked: Va
 def _steps(title: str, projected: dict[str, list[Projected]]) -> Table:
     rows = []
     for replicas in ring.REPLICAS:
-        found = [_of(steps, replicas) for steps in projected.values()]
-        rows.append([f"{replicas:,}", *map(_step, found)])
+        in_strategies = [_of(steps, replicas) for steps in projected.values()]
+        rows.append([f"{replicas:,}", *map(_step, in_strategies)])
     return _table(f"{title}: {PROJECTION}: a step", ["replicas", *projected], rows)
 
 
@@ -155,10 +133,11 @@ def _of(steps: list[Projected], replicas: int) -> Projected | None:
     return next((one for one in steps if one.replicas == replicas), None)
 
 
-def _step(found: Projected | None) -> str:
-    if found is None:
+def _step(projected: Projected | None) -> str:
+    if projected is None:
         return MISSING
-    return f"{_bounds(found.step, 1e3)} · {number(found.hidden * 1e3)} · {found.share:.0%}"
+    hidden = number(projected.hidden * 1e3)
+    return f"{_bounds(projected.step, 1e3)} · {hidden} · {projected.share:.0%}"
 
 
 def _limits(title: str, projected: dict[str, list[Projected]]) -> Table:
@@ -186,75 +165,3 @@ def _end(replicas: int | None, steps: list[Projected]) -> str:
         return MISSING
     last = replicas == ring.REPLICAS[-1]
     return f"{replicas:,}{' or more' if last else ''}"
-
-
-# Command line -------------------------------------------------------------------------------------
-
-# field of a job -> how it is read, what it is
-KINDS = {
-    "compute": (quantities.seconds, "of one batch on one device, such as 100ms"),
-    "size": (quantities.size, "of all gradients, such as 100MB"),
-    "latency": (quantities.seconds, "of a link, one way, such as 50us"),
-    "bandwidth": (quantities.bits, "of a link, such as 10gbit"),
-    "layers": (int, "parts of the model that are sharded, or between which it may be cut"),
-    "every": (int, "steps from one synchronisation to the next"),
-    "micro_batches": (int, "of one batch, in a pipeline"),
-    "activations": (quantities.size, "that a batch carries over a cut, such as 10MB"),
-}
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; return the exit status (1: a check failed, 2: an error)."""
-    parser = parsers.described("twinbench projection", __doc__)
-    choice = parser.add_subparsers(dest="command", required=True)
-    live = choice.add_parser("measure", help="time all-reduces between hosts")
-    live.add_argument("--framework", choices=TITLES, required=True)
-    live.add_argument("record", type=Path, help="the file to write")
-    shown = choice.add_parser("show", help="fit, validate and project")
-    shown.add_argument("records", type=Path, nargs="+", help="files of `measure`")
-    shown.add_argument("--page", type=Path, help="put the tables into this page")
-    shown.add_argument("--check", action="store_true", help="with --page: exit 1 if they differ")
-    for name, (kind, meaning) in KINDS.items():
-        option, usual = f"--{name.replace('_', '-')}", getattr(JOB, name)
-        shown.add_argument(option, type=kind, default=usual, help=meaning)
-    given = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        return _measure(given) if given.command == "measure" else _show(given)
-    except (ValueError, Refused, RuntimeError) as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-
-
-def _measure(given: argparse.Namespace) -> int:
-    begun = sweeps.load(given.record, unfinished=True) if given.record.exists() else None
-    for record in sweeps.measure(given.framework, begun):
-        write_atomically({given.record: json.dumps(record, indent=1) + "\n"})
-        last = record["sweeps"][-1]
-        print(f"{last['replicas']} hosts, {last['bandwidth_bit_s']:.0f} bit/s", file=sys.stderr)
-    return 0
-
-
-def _show(given: argparse.Namespace) -> int:
-    job = Job(**{field.name: getattr(given, field.name) for field in fields(Job)})
-    wrong = [name for name, value in asdict(job).items() if value <= 0 and name != "latency"]
-    if wrong:
-        raise ValueError(f"--{wrong[0].replace('_', '-')} must be above 0")
-    parts = content([sweeps.load(path) for path in given.records], job)
-    if given.page is None:
-        print(parts_as_text(parts, int(os.environ.get("COLUMNS", "100"))), end="")
-        return 0
-    old = readme.read(given.page)
-    try:
-        new = readme.between(old, BEGIN, END, parts_as_markdown(parts))
-    except ValueError as error:
-        raise ValueError(f"{given.page}: {error}") from None
-    if given.check and old != new:
-        print(f"{given.page}: its tables are not what the records give", file=sys.stderr)
-        return 1
-    if not given.check:
-        write_atomically({given.page: new})
-        print(given.page)
-    return 0

@@ -112,11 +112,11 @@ def fit(points: list[Measured]) -> Fit:
         raise ValueError("a time that is not above 0 was measured by no clock")
     # A point counts by its relative error, or the largest sizes alone would.
     relative = rows / times[:, None]
-    found = optimize.lsq_linear(relative, np.ones(len(points)), (0.0, np.inf), method="bvls").x
+    solved = optimize.lsq_linear(relative, np.ones(len(points)), (0.0, np.inf), method="bvls").x
     freedom = len(points) - 3
-    scatter = float(np.sqrt(((relative @ found - 1) ** 2).sum() / freedom))
+    scatter = float(np.sqrt(((relative @ solved - 1) ** 2).sum() / freedom))
     covariance = scatter**2 * np.linalg.inv(relative.T @ relative)
-    return Fit(tuple(map(float, found)), covariance, scatter, freedom)
+    return Fit(tuple(map(float, solved)), covariance, scatter, freedom)
 
 
 def predict(model: Fit, point: Measured) -> Estimate:
@@ -251,7 +251,7 @@ def project(
     The interval holds what the fit does not know of its parameters and the error that the
     validation found, as if each point beyond were as far off as those.
     """
-    found = []
+    projected = []
     for replicas in REPLICAS:
         cost = strategy(replicas, job)
         if cost is None:
@@ -264,8 +264,8 @@ def project(
         factor = exp(model.quantile * doubt**0.5)
         step = Estimate(compute + value, compute + value / factor, compute + value * factor)
         share = job.compute / step.value
-        found.append(Projected(replicas, step, max(compute, value), share))
-    return found
+        projected.append(Projected(replicas, step, max(compute, value), share))
+    return projected
 
 
 def scales_to(steps: list[tuple[int, float]]) -> int | None:
@@ -273,7 +273,7 @@ def scales_to(steps: list[tuple[int, float]]) -> int | None:
 
     None without any steps.
 
-    `steps`: replicas, doubling, and the seconds of a step in which each replica does one batch.
+    steps: replicas, doubling, and the seconds of a step in which each replica does one batch
     """
     for (few, before), (more, after) in pairwise(steps):
         if (more / after) / (few / before) < LEAST_GAIN:

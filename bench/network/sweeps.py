@@ -90,7 +90,7 @@ def sweep(framework: str, replicas: int, link: Link) -> Record:
 def run_on_each(hosts: Hosts, program: list[str]) -> list[str]:
     """Run a program on every host, on one thread and no GPU, and return what each printed.
 
-    Raises RuntimeError, with the last line of what it said, as soon as one fails.
+    Raises RuntimeError, with the last line of its errors, as soon as one fails.
     """
     quiet = dict.fromkeys(machine.THREAD_VARIABLES, "1")
     quiet |= {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
@@ -103,9 +103,9 @@ def run_on_each(hosts: Hosts, program: list[str]) -> list[str]:
                 started.append(hosts.start(host, program, **settings, stderr=stderr))
         failed = _first_failure(started)
         if failed is not None:
-            said = texts[failed][1].read_text("utf-8", "replace").strip().splitlines()[-1:]
+            last = texts[failed][1].read_text("utf-8", "replace").strip().splitlines()[-1:]
             status = started[failed].returncode
-            raise RuntimeError(f"host {failed} ended with status {status}: {' '.join(said)}")
+            raise RuntimeError(f"host {failed} ended with status {status}: {' '.join(last)}")
         return [out.read_text("utf-8") for out, _ in texts]
 
 

@@ -2,12 +2,11 @@
 
     twinbench validate mutations --publish
     twinbench validate mutations --drawn 100 --of bench/analysis --publish
-    twinbench validate company --runs 3 --publish
+    twinbench validate disturbances --runs 3 --publish
     twinbench validate leaks --publish
     twinbench validate simulate docs --publish
 
-Each keeps what it found in docs/attacked.json, in the place of what it had found before, and makes
-the page from it.
+Each keeps its outcome in docs/attacked.json, in the place of the one before, and makes the page.
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ one, where chance says, and runs the folder's tests. Some do the same as what th
 nothing can notice them; those stand among the ones that were not noticed.
 """
 
-_COMPANY = """## Bad company
+_DISTURBANCES = """## Disturbed runs
 
-`twinbench validate company` plays two pairs of known ratio, equal work and 10% more of it, while
-somebody disturbs them, here in {runs} runs on {cpu}, {threads} cores ({made}): {wrong} of {count}
-verdicts were wrong. By *inconclusive* a run says that it can't tell.
+`twinbench validate disturbances` plays two pairs of known ratio, equal work and 10% more of it,
+while somebody disturbs them, here in {runs} runs on {cpu}, {threads} cores ({made}): {wrong} of
+{count} verdicts were wrong. By *inconclusive* a run says that it can't tell.
 """
 
 _LEAKS = """## Leaks that were planted
@@ -78,28 +77,28 @@ is *shown to be worse* if its whole interval is; of a loss of exactly a margin t
 """
 
 
-def keep(section: str, found: dict, part: str | None = None) -> None:
-    """Put what an attack found in the place of what it had found before, and make the page.
+def keep(section: str, outcome: dict, part: str | None = None) -> None:
+    """Put what an attack came to in the place of what it had come to before, and make the page.
 
-    `part`: of a row; what it had found of other ones stays, if that was on the same machine.
+    part: of a row; what stands there of other ones stays, if it is of the same machine
     """
-    if not found["rows"]:
+    if not outcome["rows"]:
         return
     record = json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {}
     before = record.get(section, {})
-    if part and all(before.get(name) == found[name] for name in ("cpu", "threads")):
-        again = {row[part] for row in found["rows"]}
+    if part and all(before.get(name) == outcome[name] for name in ("cpu", "threads")):
+        again = {row[part] for row in outcome["rows"]}
         stay = [row for row in before["rows"] if row[part] not in again]
-        found = found | {"rows": stay + found["rows"]}
-    record[section] = {"made": datetime.now(UTC).date().isoformat(), **found}
+        outcome = outcome | {"rows": stay + outcome["rows"]}
+    record[section] = {"made": datetime.now(UTC).date().isoformat(), **outcome}
     record = dict(sorted(record.items()))  # so that the page is that of the file
-    made = page(record)
+    text = page(record)
     replace_file(RECORD, json.dumps(record, indent=1) + "\n")
-    replace_file(PAGE, made)
+    replace_file(PAGE, text)
 
 
 def on_this_machine() -> dict:
-    """The machine, where a finding depends on it."""
+    """The machine, where an outcome depends on it."""
     threads = machine.usable_threads()
     return {"cpu": machine.describe(threads)["cpu"], "threads": threads}
 
@@ -109,11 +108,11 @@ def page(record: dict) -> str:
     parts = [_HEAD]
     if planted := record.get("planted"):
         parts += [_planted(planted), markdown_table(_faults(planted["rows"]))]
-    if drawn := {name: found for name, found in record.items() if name.startswith("drawn ")}:
+    if drawn := {name: part for name, part in record.items() if name.startswith("drawn ")}:
         parts += [_DRAWN, markdown_table(_scores(drawn))]
         parts += [markdown_table(_survivors(drawn))] if any(map(_missed, drawn.values())) else []
-    if company := record.get("company"):
-        parts += [_company(company), markdown_table(_disturbed(company["rows"]))]
+    if disturbances := record.get("disturbances"):
+        parts += [_disturbances(disturbances), markdown_table(_disturbed(disturbances["rows"]))]
     if leaks := record.get("leaks"):
         parts += [_LEAKS.format(**leaks), markdown_table(_called_leaks(leaks["rows"]))]
     if differences := record.get("differences"):
@@ -123,86 +122,87 @@ def page(record: dict) -> str:
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def _missed(found: dict) -> list[dict]:
-    return [row for row in found["rows"] if row["status"] != KILLED]
+def _missed(faults: dict) -> list[dict]:
+    return [row for row in faults["rows"] if row["status"] != KILLED]
 
 
-def _planted(found: dict) -> str:
-    tried, there = len(found["rows"]), found["of"]
+def _planted(faults: dict) -> str:
+    tried, there = len(faults["rows"]), faults["of"]
     cut = f", of {there} that there are" if tried < there else ""
-    noticed = tried - len(_missed(found))
-    return _PLANTED.format(noticed=noticed, tried=tried, cut=cut, made=found["made"])
+    noticed = tried - len(_missed(faults))
+    return _PLANTED.format(noticed=noticed, tried=tried, cut=cut, made=faults["made"])
 
 
 def _faults(rows: list[dict]) -> Table:
-    said = [
+    cells = [
         [row["name"], row["file"], row["how"] if row["status"] == KILLED else "nothing"]
         for row in rows
     ]
-    return Table("", of_words("fault", "in", "noticed by"), said)
+    return Table("", of_words("fault", "in", "noticed by"), cells)
 
 
 def _scores(drawn: dict[str, dict]) -> Table:
-    rows = []
-    for name, found in drawn.items():
-        tried = len(found["rows"])
-        noticed = tried - len(_missed(found))
+    cells = []
+    for name, faults in drawn.items():
+        tried = len(faults["rows"])
+        noticed = tried - len(_missed(faults))
         share = stats.binomtest(noticed, tried).proportion_ci(method="exact")
         interval = f"{noticed / tried:.0%} ({share.low:.0%}–{share.high:.0%})"
-        rows.append([name.partition(" ")[2], f"{noticed} of {tried}", interval, found["made"]])
-    return Table("", of_words("files of", "noticed", "share of all, 95% interval", "made"), rows)
+        cells.append([name.partition(" ")[2], f"{noticed} of {tried}", interval, faults["made"]])
+    return Table("", of_words("files of", "noticed", "share of all, 95% interval", "made"), cells)
 
 
 def _survivors(drawn: dict[str, dict]) -> Table:
-    rows = [[row["file"], row["name"]] for found in drawn.values() for row in _missed(found)]
-    return Table("", of_words("not noticed, in", "what was exchanged"), rows)
+    cells = [[row["file"], row["name"]] for faults in drawn.values() for row in _missed(faults)]
+    return Table("", of_words("not noticed, in", "what was exchanged"), cells)
 
 
-def _company(found: dict) -> str:
-    rows = found["rows"]
+def _disturbances(outcome: dict) -> str:
+    rows = outcome["rows"]
     verdicts = [row for row in rows if row["verdict"]]
     wrong = sum(row["wrong"] for row in verdicts)
-    pairs = len(dict.fromkeys(row["pair"] for row in rows))
-    said = {"wrong": wrong, "count": len(verdicts), "runs": len(rows) // pairs}
-    return _COMPANY.format(**found | said)
+    pairs = len({row["pair"] for row in rows})
+    counts = {"wrong": wrong, "count": len(verdicts), "runs": len(rows) // pairs}
+    return _DISTURBANCES.format(**outcome | counts)
 
 
 def _disturbed(rows: list[dict]) -> Table:
     """How often each disturbance left a verdict, and how often that was wrong."""
-    said = []
+    cells, pairs = [], dict.fromkeys(row["pair"] for row in rows)
     for kind, framework in dict.fromkeys((row["kind"], row["framework"]) for row in rows):
-        own = [row for row in rows if (row["kind"], row["framework"]) == (kind, framework)]
+        disturbed = [row for row in rows if (row["kind"], row["framework"]) == (kind, framework)]
         line = [kind, FRAMEWORKS[framework]]
-        for pair in dict.fromkeys(row["pair"] for row in rows):
-            here = [row for row in own if row["pair"] == pair]
-            counts = Counter(row["verdict"] or row["reason"] or "can't tell" for row in here)
+        for pair in pairs:
+            of_pair = [row for row in disturbed if row["pair"] == pair]
+            counts = Counter(row["verdict"] or row["reason"] or "can't tell" for row in of_pair)
             line.append(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
-        said.append([*line, str(sum(row["wrong"] for row in own))])
-    titles = ["disturbed by", "framework", *dict.fromkeys(row["pair"] for row in rows), "wrong"]
-    return Table("", of_words(*titles), said)
+        cells.append([*line, str(sum(row["wrong"] for row in disturbed))])
+    return Table("", of_words("disturbed by", "framework", *pairs, "wrong"), cells)
 
 
 def _called_leaks(rows: list[dict]) -> Table:
     """How often each size was called a leak."""
-    said = []
+    cells, sizes = [], sorted({row["size"] for row in rows})
     for framework in dict.fromkeys(row["framework"] for row in rows):
-        own = [row for row in rows if row["framework"] == framework]
         line = [FRAMEWORKS[framework]]
-        for size in sorted({row["size"] for row in rows}):
-            verdicts = [row["verdict"] for row in own if row["size"] == size]
+        for size in sizes:
+            verdicts = [
+                row["verdict"]
+                for row in rows
+                if (row["framework"], row["size"]) == (framework, size)
+            ]
             line.append(f"{verdicts.count(LEAK)} of {len(verdicts)}")
-        said.append(line)
-    titles = [f"{size:g} MB a round" for size in sorted({row["size"] for row in rows})]
-    columns = [*of_words("called a leak"), *of_figures(*titles)]
-    return Table("", columns, said)
+        cells.append(line)
+    titles = [f"{size:g} MB a round" for size in sizes]
+    return Table("", [*of_words("called a leak"), *of_figures(*titles)], cells)
 
 
 def _told(rows: list[dict]) -> Table:
     """What is said of each true ratio."""
     shares = ("slower", "faster", "equivalent", "covered")
-    said = [
+    cells = [
         [
-            _sides(row["name"]),
+            " ÷ ".join(FRAMEWORKS.get(side, side) for side in row["name"].split(" ÷ ")),
             f"{row['truth']:.2f}",
             *(f"{row[share]:.1%}" for share in shares),
             f"{row['blocks']:.1f}",
@@ -210,17 +210,12 @@ def _told(rows: list[dict]) -> Table:
         for row in rows
     ]
     titles = ("true ratio", "slower", "faster", "equivalent", "interval covers it", "blocks")
-    columns = [*of_words("noise of"), *of_figures(*titles)]
-    return Table("", columns, said)
-
-
-def _sides(name: str) -> str:
-    return " ÷ ".join(FRAMEWORKS.get(side, side) for side in name.split(" ÷ "))
+    return Table("", [*of_words("noise of"), *of_figures(*titles)], cells)
 
 
 def _shown(rows: list[dict]) -> Table:
     """What is said of each true loss."""
-    said = [
+    cells = [
         [
             row["task"],
             f"{row['noise']:.2f}",
@@ -230,5 +225,4 @@ def _shown(rows: list[dict]) -> Table:
         for row in rows
     ]
     titles = ("seeds scatter by", "true loss", "kept", "shown to be worse", "interval covers it")
-    columns = [*of_words("task"), *of_figures(*titles)]
-    return Table("", columns, said)
+    return Table("", [*of_words("task"), *of_figures(*titles)], cells)

@@ -1,11 +1,12 @@
-"""Bad company: live pairs of known ratio beside a neighbour that disturbs them.
+"""Disturbances: live pairs of known ratio beside a neighbour that disturbs them.
 
-    twinbench validate company [--kinds cores,disk] [--framework pt,tf] [--runs 1] [--minutes N]
+    twinbench validate disturbances [--kinds cores,disk] [--framework pt,tf] [--runs 1]
+                                    [--minutes N]
 
-Two workers do the same, a third works 10% longer. Meanwhile somebody burns one core or all, reads
-memory as fast as it can, takes all but a rest of it, writes to the disk, in bursts or all the time,
-stops all workers now and then (as a laptop that sleeps does), takes all cores but one from them in
-the middle, or, where it may, gives them a quota of half the cores or lowers the clock for a while.
+Two workers do the same, a third works 10% longer. Meanwhile a neighbour burns one core or all,
+reads memory as fast as it can, takes nearly all memory, or writes to the disk. Or all workers are
+stopped now and then, as a laptop that sleeps does, or lose all cores but one for a while. Where
+the system permits it, they get a quota of half the cores, or the clock is lowered.
 A run may be unable to tell. A verdict that is wrong is a fault, and the exit status is 1.
 """
 
@@ -34,6 +35,7 @@ from bench.harness.plan import EFFORT, Case
 from bench.harness.processes import ROOT, Processes
 from bench.harness.progress import clock
 from bench.harness.run import SEED
+from bench.validation.controls import contenders
 from shared import cgroups, datasets
 
 BLOCKS = LOOKS[0]
@@ -48,10 +50,12 @@ CLOCKS = Path("/sys/devices/system/cpu/cpufreq")
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a run said of a pair while it was disturbed. `others`: the cores' share that others had.
+class Disturbed:
+    """What a run said of a pair while it was disturbed.
 
-    `verdict`: nothing where none was reached. `reason`: why there is no figure.
+    verdict: None where none was reached
+    others: the share of the cores that other programs had; None where that is not known
+    reason: why there is no figure
     """
 
     kind: str
@@ -78,8 +82,8 @@ class Found:
         figure += f" [{self.ci[0]:.3f}, {self.ci[1]:.3f}]" if self.ci else ""
         taken = "" if self.others is None else f", others had {self.others:.0%} of the cores"
         end = "WRONG" if self.wrong else "right, or it can't tell"
-        said = self.verdict or self.reason or "no verdict"
-        return f"{self.kind:12} {self.framework} {self.pair:10} {figure}: {said}{taken}: {end}"
+        verdict = self.verdict or self.reason or "no verdict"
+        return f"{self.kind:12} {self.framework} {self.pair:10} {figure}: {verdict}{taken}: {end}"
 
 
 # Neighbours --------------------------------------------------------------------------------------
@@ -189,7 +193,7 @@ def lower_clocks(ended: threading.Event) -> None:
 def kinds() -> dict[str, Callable]:
     """Every disturbance that this system permits, by name: a context manager."""
     cores = machine.usable_threads()
-    found = {
+    permitted = {
         "nobody": contextlib.nullcontext,
         "one core": lambda: neighbours("burn", 1),
         "cores": lambda: neighbours("burn", cores),
@@ -199,14 +203,14 @@ def kinds() -> dict[str, Callable]:
         "memory": lambda: neighbours("memory", 1),
     }
     if hasattr(signal, "SIGSTOP"):
-        found["stopped"] = lambda: again_and_again(stop_and_go_on)
+        permitted["stopped"] = lambda: again_and_again(stop_and_go_on)
     if hasattr(os, "sched_setaffinity") and cores > 1:
-        found["cores taken"] = lambda: again_and_again(take_cores)
+        permitted["cores taken"] = lambda: again_and_again(take_cores)
     if cgroups.divisible():
-        found["quota"] = quotas
+        permitted["quota"] = quotas
     if clocks():
-        found["clock"] = lambda: again_and_again(lower_clocks)
-    return found
+        permitted["clock"] = lambda: again_and_again(lower_clocks)
+    return permitted
 
 
 # Runs ---------------------------------------------------------------------------------------------
@@ -214,7 +218,7 @@ def kinds() -> dict[str, Callable]:
 
 def disturbed(
     processes: Processes, cases: list[Case], kind: str, results: Path, seed: int
-) -> list[Found]:
+) -> list[Disturbed]:
     """Play blocks of these contenders while they are disturbed; what is said of each pair."""
     framework, threads = cases[0].framework, machine.usable_threads()
     data = {"digits-cnn": str(datasets.materialise(cases[0].task.dataset, results / "data"))}
@@ -241,42 +245,43 @@ def disturbed(
                 why = failed[0].reason if failed else "there was no room for all"
                 break
             blocks.append(block_times({c.variant.name: played[c.id].samples for c in cases}))
-    known = [each for each in others if each is not None]
-    return said_of(kind, framework, blocks, why, max(known, default=None))
+    known = [share for share in others if share is not None]
+    return judged(kind, framework, blocks, why, max(known, default=None))
 
 
-def said_of(
+def judged(
     kind: str,
     framework: str,
     blocks: list[dict[str, float]],
     why: str | None = None,
     others: float | None = None,
-) -> list[Found]:
+) -> list[Disturbed]:
     """What the analysis says of each pair; nothing but `why` where a block is missing."""
     if why:
         reason = f"could not be measured: {why}"
-        return [Found(kind, framework, name, None, None, None, others, reason) for name in PAIRS]
-    judged = judge(fit_of(blocks), list(PAIRS.values()), LOOKS)
+        return [
+            Disturbed(kind, framework, name, None, None, None, others, reason) for name in PAIRS
+        ]
+    results = judge(fit_of(blocks), list(PAIRS.values()), LOOKS)
     return [
-        Found(kind, framework, name, one.ratio, one.ci, one.verdict, others)
-        for name, one in zip(PAIRS, judged, strict=True)
+        Disturbed(kind, framework, name, result.ratio, result.ci, result.verdict, others)
+        for name, result in zip(PAIRS, results, strict=True)
     ]
 
 
 def report(
-    contenders: Callable[[str], list[Case]],
     frameworks: list[str],
     chosen: list[str],
     runs: int,
     results: Path,
     minutes: float | None,
-    keep: Callable[[dict], None] = lambda found: None,
+    keep: Callable[[dict], None] = lambda outcome: None,
 ) -> int:
     """Print what was said in each disturbed run; the exit status: 1 where anything was wrong.
 
     keep: is given what was said.
     """
-    begun, longest, found, whole = time.monotonic(), 0.0, [], True
+    begun, longest, pairs, whole = time.monotonic(), 0.0, [], True
     names = {name for pair in PAIRS.values() for name in (pair.top, pair.bottom)}
     todo = [(r, k, f) for r in range(runs) for k in chosen for f in frameworks]
     with tempfile.TemporaryDirectory() as logs, Processes(Path(logs)) as processes:
@@ -286,14 +291,14 @@ def report(
                 whole = False
                 break
             cases = [case for case in contenders(framework) if case.variant.name in names]
-            for one in disturbed(processes, cases, kind, results, number):
-                found.append(one)
-                print(one, flush=True)
+            for pair in disturbed(processes, cases, kind, results, number):
+                pairs.append(pair)
+                print(pair, flush=True)
             longest = max(longest, time.monotonic() - start)
             left = clock((time.monotonic() - begun) / done * (len(todo) - done))
             print(f"{done} of {len(todo)} runs, about {left} left", file=sys.stderr, flush=True)
-    wrong = sum(one.wrong for one in found)
-    decided = sum(one.verdict is not None for one in found)
-    keep({"rows": [one.as_row() for one in found]})
-    print(f"{len(found)} pairs in bad company: {decided} with a verdict, {wrong} of them wrong")
+    wrong = sum(pair.wrong for pair in pairs)
+    decided = sum(pair.verdict is not None for pair in pairs)
+    keep({"rows": [pair.as_row() for pair in pairs]})
+    print(f"{len(pairs)} disturbed pairs: {decided} with a verdict, {wrong} of them wrong")
     return 1 if wrong else 0 if whole else 2

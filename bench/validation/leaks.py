@@ -1,7 +1,7 @@
 """Leaks of known size: how small a one does `watch_memory` find, and does it see any in none?
 
-Every process of a framework watches the plain step once for each size, in an order of its own.
-What was kept is let go between two watches.
+Every process of a framework watches the plain step once for each size. The order of the sizes
+changes from process to process. What was kept is let go between two watches.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,11 +16,10 @@ import numpy as np
 
 from bench.diagnosis.bench_memory_growth import ROUNDS, TECHNIQUE
 from bench.harness.plan import FRAMEWORKS
-from bench.harness.processes import answer_of
-from bench.harness.progress import clock
 from bench.harness.selection import cases_of
 from bench.harness.worker import Operations
 from bench.validation import attacked
+from bench.validation.new_processes import answers
 from shared import datasets
 from shared.growth import LEAK
 from shared.specs import TASKS
@@ -34,26 +32,22 @@ def report(frameworks: list[str], processes: int, results: Path, *, publish: boo
 
     publish: keep the counts in docs/attacked.json and make docs/attacked.md of them.
     """
-    data = datasets.materialise(TASKS[TECHNIQUE.workloads[0].task].dataset, results / "data")
-    rows = []
-    for framework in frameworks:
-        for number in range(processes):
-            start = time.monotonic()
-            said = _in_new_process(framework, number, data)
-            rows += [{"framework": framework, "size": float(s), "verdict": v} for s, v in said]
-            left = (processes - number - 1) * (time.monotonic() - start)
-            done = f"{framework}: {number + 1} of {processes} processes"
-            print(f"{done}, about {clock(left)} left", file=sys.stderr)
+    data = str(datasets.materialise(TASKS[TECHNIQUE.workloads[0].task].dataset, results / "data"))
+    rows = [
+        {"framework": framework, "size": float(size), "verdict": verdict}
+        for framework, answer in answers(__name__, frameworks, processes, data, allocator="plain")
+        for size, verdict in answer
+    ]
     print(f"called a leak, of {processes} processes each, by megabytes kept in a round")
     for framework in frameworks:
-        counts = (f"{size:g}: {found(rows, framework, size)}" for size in SIZES)
+        counts = (f"{size:g}: {called_leaks(rows, framework, size)}" for size in SIZES)
         print(f"{framework}  {'  '.join(counts)}")
     if publish:
         attacked.keep("leaks", attacked.on_this_machine() | {"rounds": ROUNDS, "rows": rows})
-    return int(any(found(rows, framework, 0.0) for framework in frameworks))
+    return int(any(called_leaks(rows, framework, 0.0) for framework in frameworks))
 
 
-def found(rows: list[dict], framework: str, size: float) -> int:
+def called_leaks(rows: list[dict], framework: str, size: float) -> int:
     """How often a leak of this size was called one."""
     return sum(
         row["verdict"] == LEAK
@@ -62,28 +56,22 @@ def found(rows: list[dict], framework: str, size: float) -> int:
     )
 
 
-def _in_new_process(framework: str, number: int, data: Path) -> list[list]:
-    return json.loads(
-        answer_of("bench.validation.leaks", framework, [str(number), str(data)], allocator="plain")
-    )
-
-
 # In the process -----------------------------------------------------------------------------------
 
 
 def measure(framework: str, number: int, threads: int, data: str) -> list[tuple[float, str]]:
     """The verdict on each size in this process."""
-    own = Operations()
+    worker = Operations()
     package, preload = FRAMEWORKS[framework].package, FRAMEWORKS[framework].preload
-    own._op_configure(package, threads, seed=number, imports=list(preload))
+    worker._op_configure(package, threads, seed=number, imports=list(preload))
     side = (framework, FRAMEWORKS[framework].flavours[0])
     cases = cases_of(TECHNIQUE, "bench.diagnosis.bench_memory_growth", "full")
     plain = next(case for case in cases if case.side == side and case.is_baseline)
-    own._op_build(plain.message(), data, number)
+    worker._op_build(plain.message(), data, number)
     watch = importlib.import_module(f"{package}.diagnosis.memory_growth").watch_memory
     shift = number % len(SIZES)
     return [
-        (size, watch(_keeping(own.call, size, []), own.batches[:1], rounds=ROUNDS).verdict)
+        (size, watch(_keeping(worker.call, size, []), worker.batches[:1], rounds=ROUNDS).verdict)
         for size in SIZES[shift:] + SIZES[:shift]
     ]
 

@@ -1,9 +1,8 @@
 """Faults planted in the harness, one at a time: do its tests notice?
 
-They stand in tests/validation/faults.py, each with the tests that must turn red. Beside them others
-are drawn: an operator or a number of the source is another one (DeMillo, Lipton and Sayward, 1978).
-Some of these do the same as the source, and can't be noticed. The tree is copied, and never changed
-itself.
+They stand in tests/validation/faults.py, each with the tests that must turn red. Others are drawn:
+an operator or a number of the source is another one (DeMillo, Lipton and Sayward, 1978). Some of
+these do the same as the source, and can't be noticed. Faults are planted in a copy of the tree.
 """
 
 from __future__ import annotations
@@ -98,17 +97,17 @@ def _tests(path: Path, places: tuple[str, ...]) -> tuple[str, ...]:
 
 def _places(tree: ast.AST) -> list[tuple[ast.AST, int]]:
     """Every node that has something to exchange, and which of its operators that is."""
-    found = []
+    places = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
-            found += [(node, n) for n, op in enumerate(node.ops) if type(op) in OTHERS]
+            places += [(node, n) for n, op in enumerate(node.ops) if type(op) in OTHERS]
         elif (
             isinstance(node, ast.BoolOp)
             or (isinstance(node, ast.BinOp) and type(node.op) in OTHERS)
             or (isinstance(node, ast.Constant) and isinstance(node.value, int | float))
         ):
-            found.append((node, 0))
-    return found
+            places.append((node, 0))
+    return places
 
 
 def _drawn(path: Path, number: int, tests: tuple[str, ...]) -> Drawn:
@@ -136,12 +135,12 @@ def _other(value: bool | int | float) -> bool | int | float:
 
 def misplaced(faults: Sequence) -> list[str]:
     """The names of the faults whose text does not stand in its file, just once."""
-    found = []
-    for fault in faults:
-        path = ROOT / fault.file
-        if not path.is_file() or path.read_text("utf-8").count(fault.old) != 1:
-            found.append(fault.name)
-    return found
+    return [
+        fault.name
+        for fault in faults
+        if not (ROOT / fault.file).is_file()
+        or (ROOT / fault.file).read_text("utf-8").count(fault.old) != 1
+    ]
 
 
 def plant(faults: Sequence, minutes: float | None = None) -> Iterator[tuple[object, Outcome]]:
@@ -187,24 +186,24 @@ def _run(tree: Path, tests: Sequence[str], end: float) -> Outcome:
     """Run tests in a tree until `end`: killed where one fails, or they do not end by then."""
     start = time.monotonic()
     # Compiled code is found by the time and size of its source, which a fault may leave.
-    own = {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    variables = {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=no"]
     process = subprocess.Popen(
         [*command, "-p", "no:cacheprovider", *tests],
         cwd=tree,
-        env=os.environ | own,
+        env=os.environ | variables,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
     try:
-        said, _ = process.communicate(timeout=max(1.0, end - start))
+        output, _ = process.communicate(timeout=max(1.0, end - start))
     except subprocess.TimeoutExpired:
         process.terminate()
         process.communicate()
         return Outcome(KILLED, "its tests do not end", time.monotonic() - start)
-    lines = said.strip().splitlines() or ["nothing was said"]
+    lines = output.strip().splitlines() or ["nothing was said"]
     failed = [line.removeprefix("FAILED ") for line in lines if line.startswith("FAILED ")]
     errors = [line.removeprefix("ERROR ") for line in lines if line.startswith("ERROR ")]
     how = (failed + errors + lines[-1:])[0].partition(" - ")[0]
@@ -213,7 +212,7 @@ def _run(tree: Path, tests: Sequence[str], end: float) -> Outcome:
 
 
 def report(
-    faults: Sequence, minutes: float | None, keep: Callable[[dict], None] = lambda found: None
+    faults: Sequence, minutes: float | None, keep: Callable[[dict], None] = lambda outcome: None
 ) -> int:
     """Print a line for each fault; the exit status: 1 where one survives, 2 where time ended.
 
@@ -223,8 +222,8 @@ def report(
     for fault, outcome in plant(faults, minutes):
         counts[outcome.status] += 1
         survived += [fault.name] if outcome.status != KILLED else []
-        said = {"status": outcome.status, "how": outcome.how}
-        rows.append({"file": fault.file, "name": fault.name} | said)
+        status = {"status": outcome.status, "how": outcome.how}
+        rows.append({"file": fault.file, "name": fault.name} | status)
         line = f"{outcome.status:8} {outcome.seconds:5.1f} s  {fault.file}: {fault.name}"
         print(f"{line} · {outcome.how}", flush=True)
     keep({"of": len(faults), "rows": rows})

@@ -1,7 +1,7 @@
-"""What disturbs a run in bad company: `python -m bench.validation.neighbours PROGRAM`.
+"""A program that disturbs a run: `python -m bench.validation.neighbours PROGRAM`.
 
-It leaves the family of whoever starts it, since a run does not count what its own processes take as
-what others take; says its number; and works until its standard input ends.
+It leaves the family of whoever starts it, since a run does not count what its own processes take.
+It prints its process number, and works until its standard input ends.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def memory() -> None:
         time.sleep(0.2)
 
 
-PROGRAMS = {each.__name__: each for each in (burn, bursts, bandwidth, disk, memory)}
+PROGRAMS = {program.__name__: program for program in (burn, bursts, bandwidth, disk, memory)}
 
 
 def end_with_input() -> None:

@@ -1,9 +1,9 @@
-"""The tax: what the suite's code costs where it has nothing to do, and over hand-written code.
+"""Overhead: what the suite's code costs where it has nothing to do, and over hand-written code.
 
-The same work differs by some percent from process to process, with the places of its memory, so
-that contenders in processes of their own need hundreds of blocks to show one percent. Here both
-steps live in one process and take turns. Who is built first changes from process to process, and
-the interval is that of the ratio over processes.
+The same work differs by some percent from process to process, with the places of its memory.
+Contenders in processes of their own would need hundreds of blocks to show one percent. So both
+steps live in one process and take turns. Who is built first changes from process to process. The
+interval is that of the ratio over processes.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from statistics import median
 
 import bench.train_step
 from bench.analysis.verdicts import Interval, t_interval
-from bench.harness import machine
 from bench.harness.folders import replace_file
 from bench.harness.plan import FRAMEWORKS, Case
-from bench.harness.processes import ROOT, answer_of
-from bench.harness.progress import clock
+from bench.harness.processes import ROOT
 from bench.harness.selection import cases_of
 from bench.harness.worker import Operations
 from bench.report.blocks import Table, of_figures, of_words
 from bench.report.figures import MISSING, ratio
 from bench.report.tables import markdown_table
+from bench.validation import attacked
+from bench.validation.new_processes import answers
 from shared import datasets
 from shared.specs import TASKS
 
-RECORD, PAGE = ROOT / "docs" / "tax.json", ROOT / "docs" / "tax.md"
+RECORD, PAGE = ROOT / "docs" / "overhead.json", ROOT / "docs" / "overhead.md"
 PROMISED = 1.02
 TASK = "digits-cnn"
 TURN_S, TURNS = 0.010, 200  # how long a step is repeated before the other's turn, and the turns
@@ -43,9 +43,9 @@ WARM = 20  # steps
 def pairs(framework: str, only: str) -> dict[str, tuple[Case, Case]]:
     """What is compared, top and bottom: a row that does nothing and the plain step, for example.
 
-    `only`: the name of a technique; empty for all.
+    only: the name of a technique; empty for all
     """
-    found, side = {}, (framework, FRAMEWORKS[framework].flavours[0])
+    compared, side = {}, (framework, FRAMEWORKS[framework].flavours[0])
     for file in pkgutil.iter_modules(bench.train_step.__path__, "bench.train_step."):
         technique = importlib.import_module(file.name).TECHNIQUE
         cases = [
@@ -57,10 +57,10 @@ def pairs(framework: str, only: str) -> dict[str, tuple[Case, Case]]:
             baseline = next(c for c in cases if c.is_baseline and c.work == case.work)
             name = f"{technique.name}, batch {case.workload.batch_size}"
             if case.variant.name == "neutral":
-                found[f"{name}: nothing to do ÷ plain step"] = case, baseline
+                compared[f"{name}: nothing to do ÷ plain step"] = case, baseline
             elif case.variant.name == "hand_written":
-                found[f"{name}: plain step ÷ hand-written"] = baseline, case
-    return found
+                compared[f"{name}: plain step ÷ hand-written"] = baseline, case
+    return compared
 
 
 def report(
@@ -68,34 +68,28 @@ def report(
 ) -> int:
     """Measure and print every pair; 1 where an interval reaches beyond what is promised.
 
-    publish: keep the figures in docs/tax.json and make docs/tax.md of them.
+    publish: keep the figures in docs/overhead.json and make docs/overhead.md of them.
     """
-    data = datasets.materialise(TASKS[TASK].dataset, results / "data")
-    measured = {}
-    for framework in frameworks:
-        for number in range(processes):
-            start = time.monotonic()
-            for name, found in _in_new_process(framework, only, number, data).items():
-                measured.setdefault((framework, name), []).append(log(found))
-            left = (processes - number - 1) * (time.monotonic() - start)
-            done = f"{framework}: {number + 1} of {processes} processes"
-            print(f"{done}, about {clock(left)} left", file=sys.stderr)
-    found = {key: t_interval(own) for key, own in measured.items()}
+    data = str(datasets.materialise(TASKS[TASK].dataset, results / "data"))
+    logs: dict[tuple[str, str], list[float]] = {}
+    measured = answers(__name__, frameworks, processes, data, only, allocator="tuned")
+    for framework, ratios in measured:
+        for name, value in ratios.items():
+            logs.setdefault((framework, name), []).append(log(value))
+    intervals = {pair: t_interval(values) for pair, values in logs.items()}
     print(f"time ratios over {processes} processes, promised: {PROMISED} at most")
-    for (framework, name), one in found.items():
-        print(f"{framework} {name:72} {_words(one)}")
+    for (framework, name), interval in intervals.items():
+        print(f"{framework} {name:72} {_words(interval)}")
     if publish:
         rows = [
-            {"framework": framework, "pair": name, "ratio": exp(one.mean)}
-            | {"ci": [exp(one.low), exp(one.high)]}
-            for (framework, name), one in found.items()
+            {"framework": framework, "pair": name, "ratio": exp(interval.mean)}
+            | {"ci": [exp(interval.low), exp(interval.high)]}
+            for (framework, name), interval in intervals.items()
         ]
-        threads = machine.usable_threads()
-        about = {"cpu": machine.describe(threads)["cpu"], "threads": threads}
-        record = about | {"processes": processes, "rows": rows}
+        record = attacked.on_this_machine() | {"processes": processes, "rows": rows}
         replace_file(RECORD, json.dumps(record, indent=1) + "\n")
         replace_file(PAGE, page(record))
-    return int(any(exp(one.high) > PROMISED for one in found.values()))
+    return int(any(exp(interval.high) > PROMISED for interval in intervals.values()))
 
 
 _HEAD = """# What the suite's own code costs
@@ -104,7 +98,7 @@ Each technique at the setting at which it does nothing, against the plain step, 
 against one written by hand: time ratios with their 95% intervals over {processes} processes of a
 framework, in which both steps take turns, on {cpu}, {threads} threads. The upper bound is promised
 to be {promised} at most: {kept} of {count} keep that{others}. Made by
-`twinbench validate tax --publish`.
+`twinbench validate overhead --publish`.
 """
 
 
@@ -114,8 +108,8 @@ def page(record: dict) -> str:
     over = [row for row in rows if row["ci"][1] > PROMISED]
     broken = sum(row["ci"][0] > PROMISED for row in over)
     others = f", {len(over) - broken} can't be told, {broken} break it" if over else ""
-    said = {"kept": len(rows) - len(over), "count": len(rows), "others": others}
-    head = _HEAD.format(**record, promised=PROMISED, **said)
+    counts = {"kept": len(rows) - len(over), "count": len(rows), "others": others}
+    head = _HEAD.format(**record, promised=PROMISED, **counts)
     table = Table(
         "",
         [*of_words("pair, batch of digits-cnn"), *of_figures("PyTorch", "TensorFlow")],
@@ -125,20 +119,16 @@ def page(record: dict) -> str:
 
 
 def _both(rows: list[dict], pair: str) -> list[str]:
-    own = {row["framework"]: ratio(row["ratio"], row["ci"]) for row in rows if row["pair"] == pair}
-    return [own.get(framework, MISSING) for framework in FRAMEWORKS]
+    ratios = {
+        row["framework"]: ratio(row["ratio"], row["ci"]) for row in rows if row["pair"] == pair
+    }
+    return [ratios.get(framework, MISSING) for framework in FRAMEWORKS]
 
 
-def _words(one: Interval) -> str:
-    high = exp(one.high)
-    said = "" if high <= PROMISED else "  not shown" if exp(one.low) <= PROMISED else "  broken"
-    return f"{exp(one.mean):.3f} ({exp(one.low):.3f}–{high:.3f}){said}"
-
-
-def _in_new_process(framework: str, only: str, number: int, data: Path) -> dict[str, float]:
-    return json.loads(
-        answer_of("bench.validation.overhead", framework, [only, str(number), str(data)], allocator="tuned")
-    )
+def _words(interval: Interval) -> str:
+    low, high = exp(interval.low), exp(interval.high)
+    broken = "" if high <= PROMISED else "  not shown" if low <= PROMISED else "  broken"
+    return f"{exp(interval.mean):.3f} ({low:.3f}–{high:.3f}){broken}"
 
 
 # In the process -----------------------------------------------------------------------------------
@@ -146,22 +136,22 @@ def _in_new_process(framework: str, only: str, number: int, data: Path) -> dict[
 
 def measure(framework: str, only: str, number: int, threads: int, data: str) -> dict[str, float]:
     """The time ratio of each pair in this process; `number` says who of them is built first."""
-    configured = Operations()
+    worker = Operations()
     package, preload = FRAMEWORKS[framework].package, FRAMEWORKS[framework].preload
-    configured._op_configure(package, threads, seed=number, imports=list(preload))
-    found, order = {}, -1 if number % 2 else 1
+    worker._op_configure(package, threads, seed=number, imports=list(preload))
+    ratios, order = {}, -1 if number % 2 else 1
     for name, pair in pairs(framework, only).items():
-        steps = [_step(configured, case, data, number) for case in pair[::order]]
-        found[name] = _ratio(*steps, configured.kit.runtime.synchronize) ** order
-    return found
+        steps = [_step(worker, case, data, number) for case in pair[::order]]
+        ratios[name] = _ratio(*steps, worker.kit.runtime.synchronize) ** order
+    return ratios
 
 
 def _step(configured: Operations, case: Case, data: str, seed: int) -> Callable[[], None]:
     """The prepared case's step on its first batch."""
-    own = Operations()
-    own.__dict__ |= configured.__dict__
-    own._op_build(case.message(), data, seed)
-    step, batch = own.call, own.batches[0]
+    worker = Operations()
+    worker.__dict__ |= configured.__dict__
+    worker._op_build(case.message(), data, seed)
+    step, batch = worker.call, worker.batches[0]
     return lambda: step(*batch)
 
 
@@ -176,8 +166,8 @@ def _ratio(top: Callable, bottom: Callable, synchronize: Callable) -> float:
         synchronize()
         return time.perf_counter() - start
 
-    each = min(min(seconds(step, 1) for _ in range(WARM)) for step in (top, bottom))
-    count, ratios = ceil(TURN_S / each), []
+    shortest = min(min(seconds(step, 1) for _ in range(WARM)) for step in (top, bottom))
+    count, ratios = ceil(TURN_S / shortest), []
     for turn in range(TURNS):
         order = (top, bottom) if turn % 2 else (bottom, top)
         taken = {step: seconds(step, count) for step in order}
@@ -186,5 +176,5 @@ def _ratio(top: Callable, bottom: Callable, synchronize: Callable) -> float:
 
 
 if __name__ == "__main__":
-    framework, threads, only, number, data = sys.argv[1:]
+    framework, threads, number, data, only = sys.argv[1:]
     print(json.dumps(measure(framework, only, int(number), int(threads), data)))

@@ -20,8 +20,11 @@ FEWER = 15  # rounds
 class Told:
     """How verdicts of one design agree with those of all blocks and rounds.
 
-    `decided`: after how many blocks. `lost`: what all tell and this does not; `found`: the other
-    way round; `contradicted`: where they tell different things.
+    decided: after how many blocks
+    lost: what all tell and this does not
+    gained: what this tells and all do not
+    contradicted: where they tell different things
+    widths: the sum of the intervals' widths, each to that of all
     """
 
     decided: Counter = field(default_factory=Counter)
@@ -29,7 +32,7 @@ class Told:
     count: int = 0
     agree: int = 0
     lost: list[str] = field(default_factory=list)
-    found: list[str] = field(default_factory=list)
+    gained: list[str] = field(default_factory=list)
     contradicted: list[str] = field(default_factory=list)
     widths: float = 0.0
 
@@ -42,7 +45,7 @@ class Told:
         elif known and not told:
             self.lost.append(f"{name}: {verdict}, {whole} by all")
         elif told and not known:
-            self.found.append(f"{name}: {verdict}, {whole} by all")
+            self.gained.append(f"{name}: {verdict}, {whole} by all")
         else:
             self.agree += 1
 
@@ -58,48 +61,48 @@ class Replay:
 
 def replay(record: dict) -> Replay:
     """Judge every comparison of a record as if its run had ended early, and with fewer rounds."""
-    found = Replay()
-    for samples, asked in works(record):
+    designs = Replay()
+    for samples, compared in works(record):
         whole, short = fit(samples), fit(fewer(samples))
-        kept = [(c, p) for c, p in asked if len(whole.shared(p.top, p.bottom)) >= LOOKS[1]]
+        kept = [(c, p) for c, p in compared if len(whole.shared(p.top, p.bottom)) >= LOOKS[1]]
         judged = [whole.ratio(pair.top, pair.bottom) for _, pair in kept]
-        _early(found.early, whole, kept, judged)
-        _early(found.both, short, kept, judged)
+        _early(designs.early, whole, kept, judged)
+        _early(designs.both, short, kept, judged)
         for (comparison, pair), known in zip(kept, judged, strict=True):
             some = short.ratio(pair.top, pair.bottom)
-            found.fewer.add(_name(comparison), some.verdict, known.verdict)
-            found.fewer.widths += _width(some) / _width(known)
-    return found
+            designs.fewer.add(_name(comparison), some.verdict, known.verdict)
+            designs.fewer.widths += _width(some) / _width(known)
+    return designs
 
 
 def _early(told: Told, of: Fit, kept: list[tuple[dict, Pair]], judged: list[Ratio]) -> None:
     """Each comparison ends at the first look that decides it."""
     early = judge(of, [pair for _, pair in kept], LOOKS)
-    for (comparison, _), one, known in zip(kept, early, judged, strict=True):
-        told.add(_name(comparison), one.verdict, known.verdict)
-        told.decided[one.look] += 1
-        told.blocks += one.look or one.n
+    for (comparison, _), result, known in zip(kept, early, judged, strict=True):
+        told.add(_name(comparison), result.verdict, known.verdict)
+        told.decided[result.look] += 1
+        told.blocks += result.look or result.n
 
 
 def noise_of(record: dict) -> dict[str, list[float]]:
     """How the log ratios of a record scatter about their means, by the frameworks of the pair."""
-    found: dict[str, list[float]] = {}
-    for samples, asked in works(record):
-        own = fit(samples)
-        for _, pair in asked:
-            values = own.log_ratios(pair.top, pair.bottom)
+    noise: dict[str, list[float]] = {}
+    for samples, compared in works(record):
+        fitted = fit(samples)
+        for _, pair in compared:
+            values = fitted.log_ratios(pair.top, pair.bottom)
             if len(values) >= LOOKS[1]:  # of fewer the deviation is hardly known
                 wider = (len(values) / (len(values) - 1)) ** 0.5  # a mean is nearer than the truth
                 name = " ÷ ".join(dict.fromkeys(pair.kin[1:]))
-                found.setdefault(name, []).extend(
+                noise.setdefault(name, []).extend(
                     wider * (value - fmean(values)) for value in values
                 )
-    return found
+    return noise
 
 
 def accuracy_noise_of(record: dict) -> dict[str, list[float]]:
     """How rows' metric scatters over seeds about its mean difference, by task, in its margins."""
-    found: dict[str, list[float]] = {}
+    noise: dict[str, list[float]] = {}
     for case in record["cases"]:
         both = (case, pairing.baseline(case, record["cases"]))
         ours, theirs = (at(each, "accuracy", "per_seed") or [] for each in both)
@@ -110,8 +113,8 @@ def accuracy_noise_of(record: dict) -> dict[str, list[float]]:
             continue
         wider = (len(differences) / (len(differences) - 1)) ** 0.5
         scale, mean = wider / record["tasks"][case["task"]]["margin"], fmean(differences)
-        found.setdefault(case["task"], []).extend(scale * (each - mean) for each in differences)
-    return found
+        noise.setdefault(case["task"], []).extend(scale * (one - mean) for one in differences)
+    return noise
 
 
 def _width(ratio: Ratio) -> float:
@@ -125,7 +128,7 @@ def _name(comparison: dict) -> str:
 def table(replays: dict[str, Replay]) -> str:
     """For each design a line for each record, and one for all; then what it lost or contradicts."""
     whole, lines = _together(list(replays.values())), []
-    told = f"{'agree':>7}{'lost':>6}{'found':>7}{'other':>7}"
+    told = f"{'agree':>7}{'lost':>6}{'gained':>7}{'other':>7}"
     ends = "".join(f"{f'at {look}':>6}" for look in LOOKS) + f"{'open':>6}{'blocks':>8}"
     early = f"ends at looks {', '.join(map(str, LOOKS))}"
     for name, title, head in (
@@ -135,10 +138,10 @@ def table(replays: dict[str, Replay]) -> str:
     ):
         lines += [f"{title}, beside all rounds of all blocks:"]
         lines += [f"{'record':<18}{'ratios':>7}{head}{told}"]
-        for record, each in (replays | {"together": whole}).items():
-            lines.append(_line(record, getattr(each, name), looks=name != "fewer"))
+        for record, replayed in (replays | {"together": whole}).items():
+            lines.append(_line(record, getattr(replayed, name), looks=name != "fewer"))
         for word in ("lost", "contradicted"):
-            lines += [f"  {word}: {each}" for each in getattr(getattr(whole, name), word)]
+            lines += [f"  {word}: {text}" for text in getattr(getattr(whole, name), word)]
         lines.append("")
     return "\n".join(lines[:-1])
 
@@ -147,17 +150,17 @@ def _line(name: str, told: Told, *, looks: bool) -> str:
     counts = "".join(f"{told.decided[n]:>6}" for n in (*LOOKS, None)) if looks else ""
     share = (told.blocks if looks else told.widths) / max(told.count, 1)
     middle = f"{counts}{share:>8.1f}" if looks else f"{share:>7.2f}"
-    ends = f"{told.agree:>7}{len(told.lost):>6}{len(told.found):>7}{len(told.contradicted):>7}"
+    ends = f"{told.agree:>7}{len(told.lost):>6}{len(told.gained):>7}{len(told.contradicted):>7}"
     return f"{name:<18}{told.count:>7}{middle}{ends}"
 
 
 def _together(replays: list[Replay]) -> Replay:
     """The sums of several records."""
     whole = Replay()
-    for each in replays:
-        for design, mine in vars(whole).items():
-            for name, value in vars(mine).items():
-                setattr(mine, name, value + getattr(getattr(each, design), name))
+    for replayed in replays:
+        for design, sums in vars(whole).items():
+            for name, value in vars(sums).items():
+                setattr(sums, name, value + getattr(getattr(replayed, design), name))
     return whole
 
 
@@ -165,7 +168,7 @@ def fewer(samples: Samples) -> Samples:
     """The first rounds of every block."""
     return {
         name: {
-            match: {block: own[:FEWER] for block, own in blocks.items()}
+            match: {block: rounds[:FEWER] for block, rounds in blocks.items()}
             for match, blocks in matches.items()
         }
         for name, matches in samples.items()
@@ -176,16 +179,16 @@ def works(record: dict) -> list[tuple[Samples, list[tuple[dict, Pair]]]]:
     """Each piece of work: its samples by program, and its comparisons."""
     cases = pairing.resolved(record["cases"])
     by_id = {case["id"]: case for case in cases}
-    found = []
+    pieces = []
     for work, samples in comparisons.samples(cases).items():
-        asked = [
-            (each, _pair(each, sides))
-            for each in record["comparisons"]
-            for sides in [[by_id[each[role]] for role in ("numerator", "denominator")]]
+        compared = [
+            (comparison, _pair(comparison, sides))
+            for comparison in record["comparisons"]
+            for sides in [[by_id[comparison[role]] for role in ("numerator", "denominator")]]
             if pairing.work_of(sides[0]) == work
         ]
-        found.append((samples, asked))
-    return found
+        pieces.append((samples, compared))
+    return pieces
 
 
 def _pair(comparison: dict, sides: list[dict]) -> Pair:

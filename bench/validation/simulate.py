@@ -32,15 +32,15 @@ class Outcome:
     blocks: int = 0
     verdicts: list[str | None] = field(default_factory=list)
 
-    def add(self, truth: float, found: Ratio) -> None:
+    def add(self, truth: float, result: Ratio) -> None:
         """Count one contender."""
-        self.covered += found.ci[0] <= truth <= found.ci[1]
-        self.blocks += found.n
-        self.verdicts.append(found.verdict)
+        self.covered += result.ci[0] <= truth <= result.ci[1]
+        self.blocks += result.n
+        self.verdicts.append(result.verdict)
 
     def share(self, *verdicts: str) -> float:
         """How often one of these was said."""
-        return sum(each in verdicts for each in self.verdicts) / len(self.verdicts)
+        return sum(verdict in verdicts for verdict in self.verdicts) / len(self.verdicts)
 
 
 def play(noise: np.ndarray, truths: Sequence[float], looks: tuple[int, ...] = LOOKS) -> list[Ratio]:
@@ -53,59 +53,56 @@ def play(noise: np.ndarray, truths: Sequence[float], looks: tuple[int, ...] = LO
         values = {name: log(truths[int(name)]) + float(row[int(name)]) for name in sorted(alive)}
         blocks.append({BASE: 0.0} | values)
         if number in looks:
-            found = judge(fit_of(blocks), pairs, looks)
-            each = zip(names, found, strict=True)
-            alive = {name for name, one in each if one.verdict not in DECIDED}
+            results = zip(names, judge(fit_of(blocks), pairs, looks), strict=True)
+            alive = {name for name, result in results if result.verdict not in DECIDED}
     return judge(fit_of(blocks), pairs, looks)
 
 
 def simulate(noise: Sequence[float], seed: int, works: int = WORKS) -> dict[float, Outcome]:
     """What is said of each true ratio where the log ratios of a block scatter as `noise` does."""
-    random, found = np.random.default_rng(seed), {truth: Outcome() for truth in TRUTHS}
+    random, outcomes = np.random.default_rng(seed), {truth: Outcome() for truth in TRUTHS}
     values = np.asarray(noise) - np.mean(noise)  # in the simulated world the truth is known
     for _ in range(works):
         drawn = random.choice(values, (LOOKS[-1], len(TRUTHS)))
-        for truth, one in zip(TRUTHS, play(drawn, TRUTHS), strict=True):
-            found[truth].add(truth, one)
-    return found
+        for truth, result in zip(TRUTHS, play(drawn, TRUTHS), strict=True):
+            outcomes[truth].add(truth, result)
+    return outcomes
 
 
-def summary(noise: Sequence[float], found: dict[float, Outcome]) -> str:
+def summary(noise: Sequence[float], outcomes: dict[float, Outcome]) -> str:
     """Coverage, errors and power in a few lines."""
-    every = list(found.values())
-    count = sum(len(each.verdicts) for each in every)
+    count = sum(len(outcome.verdicts) for outcome in outcomes.values())
+    covered = sum(outcome.covered for outcome in outcomes.values()) / count
+    blocks = sum(outcome.blocks for outcome in outcomes.values()) / count
+    equal, margin = outcomes[1.0], outcomes[1 + DELTA]
     lines = [
         f"noise sd {exp(float(np.std(noise))) - 1:.3f} of {len(noise)} blocks; "
-        f"intervals cover the truth in {sum(each.covered for each in every) / count:.1%}; "
-        f"{sum(each.blocks for each in every) / count:.1f} blocks on average"
-    ]
-    equal, margin = found[1.0], found[1 + DELTA]
-    lines.append(
+        f"intervals cover the truth in {covered:.1%}; {blocks:.1f} blocks on average",
         f'  wrong: at 1 "faster" or "slower" {equal.share("faster", "slower"):.1%}; at the margin '
         f'"slower" {margin.share("faster", "slower"):.1%}, "equivalent" '
-        f"{margin.share('equivalent'):.1%}"
-    )
-    for truth, each in found.items():
-        shares = {v: each.share(v) for v in dict.fromkeys(each.verdicts)}
-        said = ", ".join(f"{v} {s:.1%}" for v, s in sorted(shares.items(), key=lambda i: -i[1]))
-        size = len(each.verdicts)
+        f"{margin.share('equivalent'):.1%}",
+    ]
+    for truth, outcome in outcomes.items():
+        by_verdict = {v: outcome.share(v) for v in dict.fromkeys(outcome.verdicts)}
+        ordered = sorted(by_verdict.items(), key=lambda item: -item[1])
+        size = len(outcome.verdicts)
         lines.append(
-            f"  true ratio {truth:.3f}: {said}; covered {each.covered / size:.1%}; "
-            f"{each.blocks / size:.1f} blocks"
+            f"  true ratio {truth:.3f}: {', '.join(f'{v} {share:.1%}' for v, share in ordered)}; "
+            f"covered {outcome.covered / size:.1%}; {outcome.blocks / size:.1f} blocks"
         )
     return "\n".join(lines)
 
 
-def shares(name: str, found: dict[float, Outcome]) -> list[dict]:
+def shares(name: str, outcomes: dict[float, Outcome]) -> list[dict]:
     """For each true ratio how often it is told apart, found equivalent, and covered."""
     rows = []
-    for truth, own in found.items():
-        count = len(own.verdicts)
+    for truth, outcome in outcomes.items():
+        count = len(outcome.verdicts)
         rows.append(
-            {"name": name, "truth": truth, "covered": own.covered / count}
-            | {"blocks": own.blocks / count, "equivalent": own.share("equivalent")}
-            | {"slower": own.share("slower", "slightly slower")}
-            | {"faster": own.share("faster", "slightly faster")}
+            {"name": name, "truth": truth, "covered": outcome.covered / count}
+            | {"blocks": outcome.blocks / count, "equivalent": outcome.share("equivalent")}
+            | {"slower": outcome.share("slower", "slightly slower")}
+            | {"faster": outcome.share("faster", "slightly faster")}
         )
     return rows
 
@@ -122,10 +119,10 @@ def losses(
     for truth in LOSSES:
         kept, lost, covered = 0, 0, 0
         for drawn in random.choice(values, (works, seeds)):
-            found = compare_accuracy(
+            result = compare_accuracy(
                 list(drawn - truth), [0.0] * seeds, margin=1.0, more_is_better=True
             )
-            low, high = found["ci"]
+            low, high = result["ci"]
             kept += low >= -1.0
             lost += high < 0
             covered += low <= -truth <= high

@@ -22,8 +22,8 @@ def size(text: str) -> float:
 
 
 def _quantity(text: str, units: dict[str, float]) -> float:
-    found = re.fullmatch(r"(\d{1,12}(?:\.\d+)?) ?([A-Za-z]+)", text.strip())
-    unit = next((unit for unit in units if found and unit.lower() == found[2].lower()), None)
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d+)?) ?([A-Za-z]+)", text.strip())
+    unit = next((unit for unit in units if match and unit.lower() == match[2].lower()), None)
     if unit is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number with one of {', '.join(units)}")
-    return float(found[1]) * units[unit]
+    return float(match[1]) * units[unit]

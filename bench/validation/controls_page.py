@@ -1,7 +1,7 @@
-"""What `twinbench validate measure` found, as a page: docs/validation.md.
+"""What `twinbench validate measure` measured, as a page: docs/validation.md.
 
-    python -m bench.docs.validation results/latest/validation.json
-    python -m bench.docs.validation --page
+    python -m bench.validation.controls_page results/latest/validation.json
+    python -m bench.validation.controls_page --page
 
 The first keeps the pairs of that run in docs/validation.json; both make the page from it.
 """
@@ -25,7 +25,7 @@ from bench.report import parsers
 from bench.report.blocks import Table, of_figures, of_words
 from bench.report.figures import MISSING, number
 from bench.report.tables import markdown_table
-from bench.validation.command import (
+from bench.validation.controls import (
     CONTROLS,
     COPIES,
     PLANTED,
@@ -74,39 +74,43 @@ by one. Equal work, mean of the block, second parent's workers over the first's,
 """
 
 
-def page(found: dict) -> str:
+def page(measurement: dict) -> str:
     """The page, from the record alone."""
-    environment = found["environment"]
+    environment = measurement["environment"]
     kind = ", ".join([environment["cpu"], *environment["isa"][-1:]])
     machine = f"{kind}, {environment['threads']} cores"
-    whole, early = judged(found), judged(found, LOOKS[:2])
+    whole, early = judged(measurement), judged(measurement, LOOKS[:2])
     lines = [_HEAD.format(machine=machine), markdown_table(_verdicts(whole, early)).strip(), ""]
-    lines += [
-        markdown_table(_workloads(whole)).strip(),
-        "",
-        *_errors(whole, LOOKS),
-        *_errors(early, LOOKS[:2]),
-    ]
-    lines += [f"- {line[0].upper()}{line[1:]}." for line in moved(found)]
-    lines += [f"- {line[0].upper()}{line[1:]}." for line in failures(found)]
+    lines += [markdown_table(_workloads(whole)).strip(), ""]
+    lines += [*_errors(whole, LOOKS), *_errors(early, LOOKS[:2])]
+    changes = [*moved(measurement), *failures(measurement)]
+    lines += [f"- {change[0].upper()}{change[1:]}." for change in changes]
     lines += ["", _STAYED] if lines[-1] else []
-    lines += ["", _PARENTS, *_second_parents(found)]
+    lines += ["", _PARENTS, *_second_parents(measurement)]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _errors(every: list[Judged], looks: tuple[int, ...]) -> list[str]:
+def _errors(pairs: list[Judged], looks: tuple[int, ...]) -> list[str]:
     """How often equal work was told apart, and an interval left the truth out, which is 1."""
-    equal = [one for one in every if one.kind == "control" and one.said.ci]
+    equal = [pair for pair in pairs if pair.kind == "control" and pair.result.ci]
     if not equal:
         return []
-    blocks, bounds = max(one.said.n for one in equal), ", ".join(map(str, looks))
+    blocks, bounds = max(pair.result.n for pair in equal), ", ".join(map(str, looks))
     usual = ", as by default" if looks == LOOKS[:2] else ""
-    told = _share(sum(one.verdict in FALSE for one in equal), len(equal))
-    left_out = _share(sum(not one.said.ci[0] <= 1 <= one.said.ci[1] for one in equal), len(equal))
+    told = _share(_told_apart(equal, "control"), len(equal))
+    left_out = _share(
+        sum(not pair.result.ci[0] <= 1 <= pair.result.ci[1] for pair in equal), len(equal)
+    )
     return [
         f"- Equal work in runs of at most {blocks} blocks, with looks at {bounds}{usual}: told "
         f"apart in {told} pairs; the interval leaves 1 out in {left_out}."
     ]
+
+
+def _told_apart(pairs: list[Judged], kind: str) -> int:
+    """How many pairs of a kind were told apart; of planted ones, those that were found slower."""
+    verdicts = FALSE if kind == "control" else FOUND
+    return sum(pair.verdict in verdicts for pair in pairs)
 
 
 def _share(count: int, of: int) -> str:
@@ -117,23 +121,22 @@ def _share(count: int, of: int) -> str:
 
 def _verdicts(whole: list[Judged], early: list[Judged]) -> Table:
     rows = []
-    for side, kind in sorted({(one.side, one.kind) for one in whole}):
-        own, short = (
-            [one for one in every if (one.side, one.kind) == (side, kind)]
-            for every in (whole, early)
+    for side, kind in sorted({(pair.side, pair.kind) for pair in whole}):
+        pairs, short = (
+            [pair for pair in judged_at if (pair.side, pair.kind) == (side, kind)]
+            for judged_at in (whole, early)
         )
-        wanted = FALSE if kind == "control" else FOUND
-        told, sooner = (sum(one.verdict in wanted for one in every) for every in (own, short))
-        counts = Counter(one.verdict for one in own)
+        counts = Counter(pair.verdict for pair in pairs)
+        word = "told apart" if kind == "control" else "found"
         rows.append(
             [
                 TITLES[side],
                 KINDS[kind],
-                f"{told} {'told apart' if kind == 'control' else 'found'} of {len(own)}",
+                f"{_told_apart(pairs, kind)} {word} of {len(pairs)}",
                 ", ".join(f"{count} {verdict}" for verdict, count in counts.items()),
-                f"{np.exp(np.mean([np.log(one.said.ratio) for one in own])):.3f}",
-                number(float(np.mean([one.said.n for one in own]))),
-                f"{sooner} of {len(short)}",
+                f"{np.exp(np.mean([np.log(pair.result.ratio) for pair in pairs])):.3f}",
+                number(float(np.mean([pair.result.n for pair in pairs]))),
+                f"{_told_apart(short, kind)} of {len(short)}",
             ]
         )
     titles = ["framework", "pairs", "wrong or found", "verdicts", "ratio on average"]
@@ -141,62 +144,68 @@ def _verdicts(whole: list[Judged], early: list[Judged]) -> Table:
     return Table("", of_words(*titles), rows)
 
 
-def _workloads(every: list[Judged]) -> Table:
+def _workloads(pairs: list[Judged]) -> Table:
     """How many pairs of a workload were told apart, by what was planted."""
-    kinds = [kind for kind in KINDS if any(one.kind == kind for one in every)]
+    kinds = [kind for kind in KINDS if any(pair.kind == kind for pair in pairs)]
     rows = []
-    for workload in dict.fromkeys(one.workload for one in every):
+    for workload in dict.fromkeys(pair.workload for pair in pairs):
         row = [_named(workload)]
         for kind in kinds:
-            own = [one for one in every if (one.workload, one.kind) == (workload, kind)]
-            wanted = FALSE if kind == "control" else FOUND
-            told = sum(one.verdict in wanted for one in own)
-            row.append(f"{told} of {len(own)}" if own else MISSING)
+            of_kind = [pair for pair in pairs if (pair.workload, pair.kind) == (workload, kind)]
+            told = f"{_told_apart(of_kind, kind)} of {len(of_kind)}"
+            row.append(told if of_kind else MISSING)
         rows.append(row)
     heads = [f"{KINDS[kind]}:\ntold apart" for kind in kinds]
     return Table("", [*of_words("workload"), *of_figures(*heads)], rows)
 
 
-def _second_parents(found: dict) -> list[str]:
+def _second_parents(measurement: dict) -> list[str]:
     """A line for each kind of work, and how many leave 1 out."""
-    every = _parents(found)
+    intervals = _parents(measurement)
     rows = []
-    for side, workload, one in every:
-        value, low, high = (f"{np.exp(part):.3f}" for part in (one.mean, one.low, one.high))
-        rows.append([TITLES[side], _named(workload), f"{value} ({low}–{high})", str(one.n)])
+    for side, workload, interval in intervals:
+        value, low, high = (
+            f"{np.exp(part):.3f}" for part in (interval.mean, interval.low, interval.high)
+        )
+        rows.append([TITLES[side], _named(workload), f"{value} ({low}–{high})", str(interval.n)])
     table = Table("", of_words("framework", "workload", "second parent ÷ first", "blocks"), rows)
-    out = sum(not one.low <= 0 <= one.high for *_, one in every)
-    chance = 1 - stats.binom.cdf(out - 1, len(every), 0.05)
-    said = (
-        f"{out} of {len(every)} intervals leave 1 out; where parents are alike, so many or more do "
-        f"in {chance:.0%} of such measurements."
+    out = sum(not interval.low <= 0 <= interval.high for *_, interval in intervals)
+    chance = 1 - stats.binom.cdf(out - 1, len(intervals), 0.05)
+    summary = (
+        f"{out} of {len(intervals)} intervals leave 1 out; where parents are alike, so many or "
+        f"more do in {chance:.0%} of such measurements."
     )
-    return [markdown_table(table).strip(), "", said]
+    return [markdown_table(table).strip(), "", summary]
 
 
-def _parents(found: dict) -> list[tuple[str, str, Interval]]:
+def _parents(measurement: dict) -> list[tuple[str, str, Interval]]:
     """The log of what the second parent's workers took over the first's, by side and workload."""
-    kinds: dict[tuple[str, str], dict[int, list[float]]] = {}
-    for match in found["matches"]:
-        blocks = kinds.setdefault((match["framework"], match["workload"]), {})
+    differences: dict[tuple[str, str], dict[int, list[float]]] = {}
+    for match in measurement["matches"]:
+        blocks = differences.setdefault((match["framework"], match["workload"]), {})
         for block, times in enumerate(match["blocks"]):
             equal = [times[f"same{n}"] for n in range(CONTROLS + 1) if f"same{n}" in times]
             if len(equal) == CONTROLS + 1:  # they take turns
-                apart = float(np.mean(equal[1::2]) - np.mean(equal[::2]))
-                blocks.setdefault(block, []).append(apart)
-    means = {kind: [float(np.mean(each)) for each in own.values()] for kind, own in kinds.items()}
-    return [(*kind, t_interval(own)) for kind, own in sorted(means.items()) if len(own) > 1]
+                difference = float(np.mean(equal[1::2]) - np.mean(equal[::2]))
+                blocks.setdefault(block, []).append(difference)
+    means = {
+        kind: [float(np.mean(values)) for values in blocks.values()]
+        for kind, blocks in differences.items()
+    }
+    return [
+        (*kind, t_interval(values)) for kind, values in sorted(means.items()) if len(values) > 1
+    ]
 
 
 def _named(workload: str) -> str:
-    one = WORKLOADS[workload]
-    work = "predictions" if one.mode == "predict" else "train step"
-    return f"{one.task}, batch {one.batch_size}, {work}"
+    work = WORKLOADS[workload]
+    mode = "predictions" if work.mode == "predict" else "train step"
+    return f"{work.task}, batch {work.batch_size}, {mode}"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
-    parser = parsers.described("python -m bench.docs.validation", __doc__)
+    parser = parsers.described("python -m bench.validation.controls_page", __doc__)
     parser.add_argument("file", nargs="?", type=Path, metavar="validation.json")
     parser.add_argument("--page", action="store_true", help="only make the page anew")
     given = parser.parse_args(arguments)
