@@ -37,7 +37,7 @@ def save_quantized(model: nn.Module, inputs, path) -> Path:
     check_example_inputs(model, inputs)
     model, inputs = copy.deepcopy(model).cpu().eval(), tree_map(Tensor.cpu, inputs)
     with torch.no_grad():
-        wanted = outputs(model, inputs)
+        wanted = outputs(model, tree_map(Tensor.clone, inputs))  # it may change them in place
     unwrap_tensor_subclass(model)  # a file holds plain tensors
     part = saving.save(trace(model, inputs), f"{path}.part")
     try:

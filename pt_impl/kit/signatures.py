@@ -51,7 +51,7 @@ class Signature(nn.Module):
         opened = [axis for axis, is_open in ((0, dynamic_batch), (1, dynamic_sequence)) if is_open]
         self.open_axes = [[axis for axis in opened if axis < part.ndim] for part in tensors]
         self.example = tuple(map(_at_least_two, tensors, self.open_axes))
-        self.outputs, self.beyond = [], []
+        self.outputs, self.beyond, self.changes_inputs = [], [], False
         with recording(model, "The model"):
             self.samples = [self._sample(self.example)]
         for axis in opened:
@@ -92,7 +92,9 @@ class Signature(nn.Module):
                     self.beyond.append(self._sample(inputs))
 
     def _sample(self, inputs) -> tuple[list, list]:
-        named = self._named(*inputs)
+        copies = [part.clone() for part in inputs]
+        named = self._named(*copies)
+        self.changes_inputs |= any(part._version > 0 for part in copies)
         self.outputs = self.outputs or [name for name, _ in named]
         tensors = inputs, [part for _, part in named]
         given, found = ([part.cpu().numpy() for part in each] for each in tensors)
@@ -101,7 +103,8 @@ class Signature(nn.Module):
     def _named(self, *tensors: Tensor) -> list[tuple[str, Tensor]]:
         parts = list(self.fixed)
         for place, tensor in zip(self.places, tensors, strict=True):
-            parts[place] = tensor
+            # A file leaves its inputs as they are: it may be called with an array of the caller's.
+            parts[place] = tensor.clone() if self.changes_inputs else tensor
         return named_tensors(call(self.model, tree_unflatten(parts, self.structure)))
 
 

@@ -54,7 +54,9 @@ def trace(model: nn.Module, inputs, *, training: bool = False) -> fx.GraphModule
     if training:
         graph = _capture(copy.deepcopy(model).train(), inputs, strict=True)
         for node in graph.graph.find_nodes(op="get_attr"):
-            held_tensor(graph, node.target)
+            if not isinstance(operator.attrgetter(node.target)(graph), Tensor):
+                what = "a graph of its own: autocast, no_grad or cond within forward"
+                raise NotImplementedError(f"the graph has {node.target}, {what}")
         return graph
     with torch.no_grad():
         two = tree_map(lambda part: part[[0, 0]].cpu(), inputs)  # one would fix their number
@@ -68,7 +70,7 @@ def _capture(model: nn.Module, inputs, *, strict: bool) -> fx.GraphModule:
     else:
         arguments = input_tensors(inputs)
     varies = tree_map(lambda _: {0: torch.export.Dim.DYNAMIC}, keywords or arguments)
-    model.__class__ = _returning_logits(type(model))
+    model.__class__ = _returning_logits(type(model), _changes_inputs(model, inputs))
     # The plain tracer takes `len(x)` for a constant; Dynamo, which is slower, does not.
     for way in dict.fromkeys((strict, True)):
         try:
@@ -86,10 +88,24 @@ def _capture(model: nn.Module, inputs, *, strict: bool) -> fx.GraphModule:
     raise NotImplementedError(f"torch.export cannot capture it: {_reason(refused)}") from refused
 
 
-def _returning_logits(kind: type) -> type:
-    """The class, returning what `outputs` does; a module around it would rename parameters."""
+@torch.random.fork_rng()
+def _changes_inputs(model: nn.Module, inputs) -> bool:
+    """Whether the model, which is a copy, changes them in place; they are left as they are."""
+    copies, model = tree_map(Tensor.clone, inputs), copy.deepcopy(model)
+    with torch.no_grad():
+        outputs(model, copies)
+    return any(part._version > 0 for part in input_tensors(copies))
+
+
+def _returning_logits(kind: type, copies_inputs: bool) -> type:
+    """The class, returning what `outputs` does; a module around it would rename parameters.
+
+    copies_inputs: whether the graph begins with copies of its inputs, to leave them as they are.
+    """
 
     def forward(self, *arguments, **keywords):
+        if copies_inputs:
+            arguments, keywords = tree_map(Tensor.clone, (arguments, keywords))
         output = kind.forward(self, *arguments, **keywords)
         if isinstance(output, dict) and "logits" not in output:
             return output  # Dynamo cannot ask an OrderedDict for an attribute
@@ -182,13 +198,3 @@ def check_sizes(program: fx.GraphModule, inputs) -> None:
 def _kind(part: Tensor) -> tuple[str, tuple[int, ...]]:
     """The dtype of an input, and its sizes but the number of samples."""
     return str(part.dtype)[6:], tuple(part.shape[1:])
-
-
-def held_tensor(program: fx.GraphModule, name: str) -> Tensor:
-    """The tensor that a program has under a name."""
-    found = operator.attrgetter(name)(program)
-    if not isinstance(found, Tensor):
-        raise NotImplementedError(
-            f"the graph has {name}, a graph of its own: autocast, no_grad or cond within forward"
-        )
-    return found.detach()

@@ -266,9 +266,19 @@ def _fits(what: str, function: Callable, x):
 
 
 def repeatable(model: nn.Module, x) -> float:
-    """How far two predictions of the same inputs are apart; 0 for a model that draws no numbers."""
-    predict = training.make_predict(model)
-    return comparing.apart(_tensors(predict(x)), _tensors(predict(x)))
+    """How far two predictions of the same inputs are apart; 0 for a model that draws no numbers.
+
+    Raises BadFile where a model leaves inputs behind for which it predicts something else.
+    """
+    predict, copies = training.make_predict(model), [mapped(Tensor.clone, x) for _ in range(2)]
+    first, second = (_tensors(predict(each)) for each in copies)
+    apart = comparing.apart(first, second)
+    if comparing.apart(first, _tensors(predict(copies[0]))) > 1e-5 >= apart:
+        raise BadFile(
+            "the model changes its inputs in place, and a run uses each batch many times: write"
+            " x = x - mean in the place of x.sub_(mean), or begin with x = x.clone()"
+        )
+    return apart
 
 
 def _tensors(output):

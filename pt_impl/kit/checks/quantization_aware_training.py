@@ -75,7 +75,7 @@ def check_evaluation(captured: fx.GraphModule, model: nn.Module, example_inputs)
     torch.backends.mha.set_fastpath_enabled(False)  # it gives other numbers where inputs are padded
     try:
         with torch.no_grad():
-            wanted = outputs(model, few)
+            wanted = outputs(model, tree_map(Tensor.clone, few))  # it may change them in place
             found = outputs(switch(captured, training=False), few)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

@@ -66,7 +66,7 @@ def _called(model: nn.Module, inputs) -> dict[str, nn.Linear]:
 
 
 def _outputs(model: nn.Module, inputs) -> list[Tensor]:
-    inputs = tree_map(Tensor.cpu, inputs)
+    inputs = tree_map(lambda part: part.cpu().clone(), inputs)  # a model may change them in place
     with torch.no_grad():
         if isinstance(inputs, dict):
             output = model(**inputs)
