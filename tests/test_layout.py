@@ -64,6 +64,7 @@ SECTIONS = (
 )
 SETTING_TYPES = {"str", "int", "float", "bool", "tuple"}
 MOST_LINES_A_FUNCTION = 60
+MOST_BYTES_OF_ARRAYS = 100_000  # that one test file compares with
 MOST_FILES_TO_COPY = 3  # with a technique, beside other techniques
 MOST_KIT_FILES, MOST_KIT_LINES = 2, 200  # of these, and what one of them may have
 # Three and four: repairs of torchao's PT2E, and what follows what in a model of Keras, are each
@@ -563,6 +564,31 @@ def path_faults(root: Path) -> list[str]:
     return found
 
 
+def faults_of_tests(root: Path) -> list[str]:
+    """Tests import no framework, helpers are twins, and saved arrays are small."""
+    found = []
+    for path in sorted((root / "tests").glob("*/test_*.py")):
+        place, text = path.relative_to(root).as_posix(), path.read_text("utf-8")
+        if re.search(r"^FRAMEWORKS = ", text, re.MULTILINE):
+            names = {name.partition(".")[0] for name in _imported(text, ("tests",))}
+            found += [f"{place} imports {n}" for n in sorted(names & (FRAMEWORKS | set(SIDES)))]
+    for path in sorted((root / "tests").glob("*/pt_*.py")):
+        twin = path.with_name(path.name.replace("pt_", "tf_", 1))
+        if not twin.is_file():
+            continue
+        pt, tf = public_functions(path), public_functions(twin)
+        for name in sorted(pt.keys() & tf.keys()):
+            if signature(pt[name]) != signature(tf[name]):
+                found.append(f"{path.relative_to(root).as_posix()}: {name} differs from its twin")
+    for path in sorted((root / "tests").glob("*/arrays/*.npz")):
+        place = path.relative_to(root).as_posix()
+        if path.stat().st_size > MOST_BYTES_OF_ARRAYS:
+            found.append(f"{place} has {path.stat().st_size} bytes")
+        if not (path.parent.parent / f"{path.stem}.py").is_file():
+            found.append(f"{place} belongs to no test")
+    return found
+
+
 def text_files(root: Path) -> list[Path]:
     suffixes = {".py", ".md", ".toml", ".txt", ".yaml", ".j2"}
     return [
@@ -593,6 +619,7 @@ CHECKS = {
         import_time_faults,
         name_faults,
         path_faults,
+        faults_of_tests,
     )
 }
 
@@ -870,6 +897,21 @@ def test_a_circle_is_found(tree):
     (tree / "shared" / "datasets.py").write_text("def load():\n    from shared import specs\n")
     assert circles(tree) == [
         f"shared.{name} imports itself through others" for name in ("datasets", "specs", "weights")
+    ]
+
+
+def test_what_a_test_file_must_not_have_is_named(tree):
+    folder = tree / "tests" / "compression"
+    (folder / "test_pruning.py").write_text('FRAMEWORKS = ("pt",)\nimport torch\n')
+    (folder / "pt_pruning.py").write_text("def linear(width):\n    pass\n")
+    (folder / "tf_pruning.py").write_text("def linear(units):\n    pass\n")
+    (folder / "arrays").mkdir()
+    (folder / "arrays" / "test_gone.npz").write_bytes(bytes(100_001))
+    assert faults_of_tests(tree) == [
+        "tests/compression/test_pruning.py imports torch",
+        "tests/compression/pt_pruning.py: linear differs from its twin",
+        "tests/compression/arrays/test_gone.npz has 100001 bytes",
+        "tests/compression/arrays/test_gone.npz belongs to no test",
     ]
 
 
