@@ -49,8 +49,11 @@ def fresh_statistics(model: nn.Module) -> Iterator[list[nn.Module]]:
 
     Yields the layers that have such statistics and parameters that train; dropout and the like stay
     off. Nothing else changes, nor do the statistics of a layer that no batch goes through, nor any
-    where the context raises.
+    where the context raises. Raises NotImplementedError for such a layer within TorchScript.
     """
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule) and hasattr(module, "running_mean"):
+            raise NotImplementedError(f"{name} is TorchScript, whose momentum is a constant of it")
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     norms = [norm for norm in norms if not norm.affine or norm.weight.requires_grad]
     modes = {module: module.training for module in model.modules()} if norms else {}

@@ -7,6 +7,7 @@ configuration and hands its state over.
 
 import copy
 
+import torch
 from torch import Tensor, nn
 
 from pt_impl.kit.calling import infer
@@ -28,9 +29,12 @@ def copy_model(model: nn.Module, x=None) -> nn.Module:
         reason = f"the model does not take the example input: {_one_line(error)}"
         raise ValueError(reason) from error
     try:
-        twin = copy.deepcopy(model)
+        with torch.no_grad():  # TorchScript copies parameters by an operator: they were no leaves
+            twin = copy.deepcopy(model)
     except Exception as error:  # such as a tensor that is not a leaf of the graph
         raise NotImplementedError(f"Python cannot copy the model: {_one_line(error)}") from error
+    for ours, theirs in zip(twin.parameters(), model.parameters(), strict=True):
+        ours.requires_grad_(theirs.requires_grad)
     if apart(*map(_state, (twin, model))) > 0:
         raise NotImplementedError("the copy has another state")
     if x is not None and apart(_evaluated(twin, x), wanted) > 1e-5:

@@ -43,10 +43,14 @@ def refuse_shared(model: nn.Module, layers: dict[str, nn.Module]) -> None:
 def copied(model: nn.Module) -> nn.Module:
     """Return a copy; NotImplementedError where Python cannot make one."""
     try:
-        return copy.deepcopy(model)
+        with torch.no_grad():  # TorchScript copies parameters by an operator: they were no leaves
+            twin = copy.deepcopy(model)
     except Exception as error:  # of `weight_norm` after a pass with gradients: a computed tensor
         line = " ".join(str(error).split())
         raise NotImplementedError(f"Python cannot copy the model: {line}") from error
+    for ours, theirs in zip(twin.parameters(), model.parameters(), strict=True):
+        ours.requires_grad_(theirs.requires_grad)
+    return twin
 
 
 def mask_whoever_reads(model: nn.Module, layers: Iterable[nn.Module]) -> None:

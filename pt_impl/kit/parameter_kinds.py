@@ -7,6 +7,7 @@ tells them apart. Keras calls kernels kernels.
 
 from collections.abc import Iterable
 
+import torch
 from torch import nn
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -26,10 +27,11 @@ def of_kinds(model: nn.Module, kinds: Iterable[str]) -> list[nn.Parameter]:
 def _kinds(model: nn.Module) -> dict[int, str]:
     found: dict[int, str] = {}
     for module in model.modules():
+        kind = _type(module)
         for name, parameter in _own(module):
-            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            if issubclass(kind, nn.Embedding | nn.EmbeddingBag):
                 found[id(parameter)] = "embedding"  # also where a head is tied to it
-            elif isinstance(module, NORMS):
+            elif issubclass(kind, NORMS):
                 found.setdefault(id(parameter), "norm")
             elif "bias" in name:
                 found.setdefault(id(parameter), "bias")
@@ -37,6 +39,12 @@ def _kinds(model: nn.Module) -> dict[int, str]:
                 kernel = "weight" in name and parameter.ndim > 1
                 found.setdefault(id(parameter), "kernel" if kernel else "other")
     return found
+
+
+def _type(module: nn.Module) -> type:
+    """Its class; of what is TorchScript the one of torch.nn that it was made from, if it was."""
+    scripted = isinstance(module, torch.jit.ScriptModule)
+    return getattr(nn, module.original_name, nn.Module) if scripted else type(module)
 
 
 def _own(module: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -182,9 +182,11 @@ def set_dropout_rate(model: nn.Module, *, rate: float) -> list[str]:
     """Set the rate of every dropout that is on (rate above 0), in place; return their names.
 
     Of modules, of attention, and of `add_dropout`; not within recurrent layers, nor what a
-    `forward` passes to `F.dropout` by itself. Raises ValueError where there is none.
+    `forward` passes to `F.dropout` by itself. Raises ValueError where there is none, and
+    NotImplementedError for one within TorchScript.
     """
     checks.check_share(rate, "rate")
+    checks.check_scripted(model)
     found = []
     for name, module in model.named_modules():
         attribute = "dropout" if isinstance(module, nn.MultiheadAttention) else "p"

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.utils._pytree import tree_leaves  # torch has no public one
@@ -16,14 +17,19 @@ def check_activation_checkpointing(
     recomputed: the function that takes the place of the `forward` of a recomputed block.
 
     Raises ValueError for names that no submodule has and for blocks that are recomputed already;
-    NotImplementedError for blocks that their owner never calls, or under torch's old
-    `spectral_norm`.
+    NotImplementedError for blocks that are TorchScript, that their owner never calls, or under
+    torch's old `spectral_norm`.
     """
     found = _find(model, blocks)
     modules = dict(model.named_modules())
     for name, module in found.items():
         if getattr(vars(module).get("forward"), "func", None) is recomputed:
             raise ValueError(f"blocks: {name!r} is recomputed already")
+        if isinstance(module, torch.jit.ScriptModule):
+            raise NotImplementedError(
+                f"blocks: {name!r} is TorchScript, which takes no other forward: name the block"
+                " around it"
+            )
         if isinstance(modules[name.rpartition(".")[0]], nn.MultiheadAttention):
             raise NotImplementedError(
                 f"blocks: MultiheadAttention reads the weights of {name!r} and never calls it"
@@ -45,11 +51,7 @@ def check_offload(inputs) -> None:
 
 def _find(model: nn.Module, blocks: str) -> dict[str, nn.Module]:
     # Containers such as ModuleList never run themselves, so there is nothing to recompute.
-    modules = {
-        name: module
-        for name, module in model.named_modules()
-        if name and type(module).forward is not nn.Module.forward
-    }
+    modules = {name: module for name, module in model.named_modules() if name and _runs(module)}
     chosen: dict[str, None] = {}
     for pattern in filter(None, map(str.strip, blocks.split(","))):
         names = [name for name in modules if fnmatchcase(name, pattern)]
@@ -59,3 +61,9 @@ def _find(model: nn.Module, blocks: str) -> dict[str, nn.Module]:
         chosen |= dict.fromkeys(names)
     inside = {n for n in chosen for other in chosen if n.startswith(f"{other}.")}
     return {name: modules[name] for name in chosen if name not in inside}
+
+
+def _runs(module: nn.Module) -> bool:
+    """Whether it has a forward; the class of TorchScript's modules has none to be asked for."""
+    scripted = isinstance(module, torch.jit.ScriptModule)
+    return scripted or type(module).forward is not nn.Module.forward

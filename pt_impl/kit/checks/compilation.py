@@ -2,6 +2,7 @@
 
 from fnmatch import fnmatchcase
 
+import torch
 from torch import nn
 
 _MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -19,11 +20,7 @@ def check_blocks(model: nn.Module, blocks: str) -> list[nn.Module]:
     Raises ValueError for names that no submodule has.
     """
     # Containers such as ModuleList never run themselves, so there is nothing to compile.
-    modules = {
-        name: module
-        for name, module in model.named_modules()
-        if name and type(module).forward is not nn.Module.forward
-    }
+    modules = {name: module for name, module in model.named_modules() if name and _runs(module)}
     chosen: dict[str, None] = {}
     for pattern in filter(None, map(str.strip, blocks.split(","))):
         names = [name for name in modules if fnmatchcase(name, pattern)]
@@ -33,3 +30,9 @@ def check_blocks(model: nn.Module, blocks: str) -> list[nn.Module]:
         chosen |= dict.fromkeys(names)
     inside = {n for n in chosen for other in chosen if n.startswith(f"{other}.")}
     return [modules[name] for name in chosen if name not in inside]
+
+
+def _runs(module: nn.Module) -> bool:
+    """Whether it has a forward; the class of TorchScript's modules has none to be asked for."""
+    scripted = isinstance(module, torch.jit.ScriptModule)
+    return scripted or type(module).forward is not nn.Module.forward

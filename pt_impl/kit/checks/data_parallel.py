@@ -137,6 +137,10 @@ def synchronise_norms(model: nn.Module) -> None:
     Raises NotImplementedError, before anything is changed, for kinds of BatchNorm that do more.
     """
     for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            if hasattr(module, "running_mean"):
+                raise NotImplementedError(f"{name} is TorchScript, which takes no other forward")
+            continue  # its class has no forward that could be asked for
         forward = type(module).forward
         if isinstance(module, _BatchNorm) and forward not in _FORWARDS:
             raise NotImplementedError(

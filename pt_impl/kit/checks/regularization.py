@@ -1,5 +1,6 @@
 """What regularization refuses: shares out of range, optimizers whose decay is L2, unclear heads."""
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -48,6 +49,13 @@ def check_batch_sizes(batch_size: int, nominal_batch_size: int) -> None:
     """Raise ValueError for a batch size below 1."""
     if batch_size < 1 or nominal_batch_size < 1:
         raise ValueError(f"batch sizes are 1 or more, not {batch_size}, {nominal_batch_size}")
+
+
+def check_scripted(model: nn.Module) -> None:
+    """Raise NotImplementedError for dropout whose rate is a constant of TorchScript."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule) and "Dropout" in module.original_name:
+            raise NotImplementedError(f"{name} is TorchScript, of which its rate is a constant")
 
 
 def check_dropouts(found: list[str]) -> None:

@@ -26,9 +26,13 @@ def check_structured_pruning(model: nn.Module, share: float) -> None:
 def copied(model: nn.Module) -> nn.Module:
     """Return a copy in evaluation mode; NotImplementedError where Python cannot make one."""
     try:
-        return copy.deepcopy(model).eval()
+        with torch.no_grad():  # TorchScript copies parameters by an operator: they were no leaves
+            twin = copy.deepcopy(model).eval()
     except Exception as error:  # of `weight_norm` after a pass with gradients: a computed tensor
         raise NotImplementedError(f"Python cannot copy the model: {_one_line(error)}") from error
+    for ours, theirs in zip(twin.parameters(), model.parameters(), strict=True):
+        ours.requires_grad_(theirs.requires_grad)
+    return twin
 
 
 def sort_out(model: nn.Module, channels: Channels) -> tuple[list[Group], dict[str, str]]:
