@@ -105,7 +105,7 @@ def dense(outputs, activation=None):
 
 def flat():
     """Outputs without an axis of classes."""
-    return keras.Sequential([dense(1), layers.Reshape(())])
+    return keras.Sequential([keras.Input((4,)), dense(1), layers.Reshape(())])
 
 
 def freeze(model):
