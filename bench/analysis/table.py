@@ -1,0 +1,477 @@
+"""The tidy table of a record: every figure of every row, and its ratio to its baseline's.
+
+A figure has an interval where processes were repeated, a range where one process repeated itself,
+neither where it was measured once, and is exact where it is a count or the size of a file. Of two
+times the ratio is that of the blocks that both played, whose interval is narrower than those of the
+times. Peaks of memory and first calls are mostly measured in one process a row: their ratios have
+the scatter of the rows that the same run measured in several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import exp, inf, log
+
+from bench.analysis import accuracy, comparisons, pairing
+from bench.analysis.accuracy import Accuracy
+from bench.analysis.families import OF_TRAINING, family_of
+from bench.analysis.verdicts import quantile, shown_less, shown_more
+from bench.record import DIFFERENT, Case, Comparison, Metric, Record
+from shared.specs import more_is_better
+
+# Figures by name; any other is a metric of the case.
+TIME, RATE, MEMORY, BATCH, SIZE = "time", "samples_per_s", "memory", "largest_batch", "size"
+STEPS, GAINED, FIRST_CALL, START = "steps_to_target", "gained", "first_call", "start"
+WITH_IMPORTS = "memory_with_imports"  # of all processes
+COMPARED = (TIME, RATE, MEMORY, BATCH, SIZE, STEPS, GAINED, FIRST_CALL, START)
+MORE_IS_BETTER = (RATE, BATCH, GAINED, "efficiency", "share_of_limit")
+COUNTED = ("checkpoint", "parameters", "parameters_not_zero", "macs", "found", "plain_unhealthy")
+
+# Why there is no ratio, or none that decides.
+NOT_MEASURED = "not measured in this record"
+NO_ACCURACY = "accuracy not measured"
+ONCE = "measured once, without an interval"
+NOT_COMPARABLE = "not the same work"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure or a ratio of two, in base units. `kind`: interval, range, once or exact.
+
+    `count`: of how many processes it is, where it is of one or a few.
+    """
+
+    value: float
+    low: float
+    high: float
+    kind: str
+    count: int = 1
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """What to judge by; None of what was measured once."""
+        return None if self.kind == "once" else (self.low, self.high)
+
+    def turned(self) -> Figure:
+        """A ratio the other way round."""
+        return Figure(1 / self.value, _over(1, self.high), _over(1, self.low), self.kind)
+
+
+def _over(top: float, bottom: float) -> float:
+    """A bound divided by a bound, which may touch 0."""
+    return top / bottom if bottom > 0 else inf
+
+
+def quotient(figure: Figure, other: Figure) -> Figure:
+    """A ratio by the bounds of both."""
+    kinds = {figure.kind, other.kind}
+    kind = next(kind for kind in ("once", "range", "interval", "exact") if kind in kinds)
+    value = figure.value / other.value
+    if kind == "once":
+        return Figure(value, value, value, kind)
+    low, high = max(0.0, figure.low) / other.high, _over(figure.high, other.low)
+    return Figure(value, low, high, kind)
+
+
+def is_better(name: str, ratio: Figure) -> bool:
+    """Whether a ratio shows a better figure, by its whole interval beyond what counts as none.
+
+    Of points gained any will do.
+    """
+    if ratio.bounds is None:
+        return False
+    if name == GAINED:
+        return ratio.low > 0
+    return (shown_more if name in MORE_IS_BETTER else shown_less)(ratio.bounds)
+
+
+# Figures of a case --------------------------------------------------------------------------------
+
+
+def figures(case: Case) -> dict[str, Figure]:
+    """Every figure of a case by its name."""
+    return {name: figure for name, figure in _figures(case) if figure}
+
+
+def _figures(case: Case) -> Iterator[tuple[str, Figure | None]]:
+    timing, metrics = case.timing, dict(case.metrics)
+    calls = metrics.pop("cold_first_calls_s", Metric())
+    compressed = metrics.pop("compressed_artifact", Metric())
+    metrics.pop("artifact", None)
+    processes = [metrics.pop(name, None) for name in ("memory_all", "memory")]
+    yield TIME, _measured(timing.median_s, timing.ci_s)
+    yield MEMORY, _memory(case)
+    yield SIZE, _exact(case.artifact_bytes)
+    yield "compressed_size", _exact(compressed.value)
+    first = _measured(timing.cold_first_call_s, None, calls.samples or calls.ci)
+    yield FIRST_CALL, first and _of_processes(first, calls.samples)
+    yield WITH_IMPORTS, _metric(next(filter(None, processes), Metric()))
+    yield GAINED, _points_gained(case)
+    for name, metric in metrics.items():
+        yield name, _exact(metric.value) if name in COUNTED else _metric(metric)
+    if BATCH in metrics and (most := metrics[BATCH].value):  # 5% more does not fit
+        yield BATCH, Figure(most, most, 1.05 * most, "range")
+
+
+def _metric(metric: Metric) -> Figure | None:
+    return _measured(metric.value, metric.ci, metric.samples)
+
+
+def _measured(value, ci, samples=None) -> Figure | None:
+    """A figure with its interval, or the range of what it was repeated, where it has either."""
+    if value is None:
+        return None
+    if ci and None not in ci:
+        return Figure(value, *ci, "interval")
+    repeated = [sample for sample in samples or () if sample is not None]
+    if len(repeated) > 1 and min(repeated) <= value <= max(repeated):
+        return Figure(value, min(repeated), max(repeated), "range")
+    return Figure(value, value, value, "once") if value > 0 else None
+
+
+def _exact(value: float | None) -> Figure | None:
+    return None if value is None else Figure(value, value, value, "exact")
+
+
+def _of_processes(figure: Figure, samples: list | None) -> Figure:
+    count = len(samples or ()) or 1
+    return Figure(figure.value, figure.low, figure.high, figure.kind, count)
+
+
+def _memory(case: Case) -> Figure | None:
+    """The device's peak, which its allocator counts, else that above the imports."""
+    memory = case.memory
+    if memory is None:
+        return None
+    if memory.device_peak_bytes is not None:
+        return _exact(memory.device_peak_bytes)
+    mean = memory.above_import_bytes
+    peaks = memory.samples.get("above_import_bytes")
+    value = memory.above_import if mean is None else mean
+    figure = _measured(value, memory.above_import_ci, peaks)
+    return _of_processes(figure, peaks) if figure and figure.value > 0 else None
+
+
+def _points_gained(case: Case) -> Figure | None:
+    """How much better the metric is that a training ends with than its baseline's."""
+    difference = case.accuracy.difference if case.accuracy else None
+    if not difference or difference.mean is None:
+        return None
+    return _gained(difference, case.accuracy.metric)
+
+
+def _gained(difference, metric: str | None) -> Figure:
+    mean = difference.mean
+    low, high = difference.ci or (mean, mean)
+    kind = "interval" if difference.ci else "once"
+    if more_is_better(metric):
+        return Figure(mean, low, high, kind)
+    return Figure(-mean, -high, -low, kind)
+
+
+# Prices -------------------------------------------------------------------------------------------
+
+# How much work a price is, cheaper ones first: training is its epochs more than calibrating, a
+# teacher that has to be trained first as much as ten of them.
+FREE, COMPILE, CALIBRATE, TEACHER = 0, 1, 2, 10
+# Where predictions are compiled, the baselines are too: their first call takes so many seconds.
+COMPILES = 2.0
+
+
+def price(case: Case) -> tuple[int, str]:
+    """How much work it is to get a row, and what it takes in words ("" where nothing does)."""
+    declared = case.price
+    if declared and declared.epochs:
+        trained = "a trained teacher, " if declared.teacher else ""
+        work = CALIBRATE + declared.epochs + TEACHER * declared.teacher
+        return work, f"{trained}{declared.epochs} epochs of training"
+    if declared and declared.calibration:
+        return CALIBRATE, "calibration"
+    return (COMPILE, "compiling") if _compiles(case) else (FREE, "")
+
+
+def _compiles(case: Case) -> bool:
+    if case.mode == "predict":
+        return (case.timing.cold_first_call_s or 0.0) > COMPILES
+    if case.role != "variant":
+        return False
+    return bool(case.price and case.price.compiled) or case.settings.get("compiled") is True
+
+
+# Rows ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """A case with all that is known of it, as it is ranked.
+
+    `ratios`: its figures over its baseline's; of points gained, the points. `effort`: how much work
+    it is to get, `price`: what that takes, in words. `comparison`: with its baseline. `repeats`:
+    other techniques' rows of the same program.
+    """
+
+    case: Case
+    base: Case | None
+    figures: dict[str, Figure]
+    ratios: dict[str, Figure]
+    accuracy: Accuracy
+    effort: int = FREE
+    price: str = ""
+    comparison: Comparison | None = None
+    repeats: tuple[Row, ...] = ()
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it is what others are compared with."""
+        return self.case.role == "baseline"
+
+    @property
+    def verdict(self) -> str | None:
+        """That of its time over its baseline's."""
+        return self.comparison.verdict if self.comparison else None
+
+    @property
+    def members(self) -> tuple[Row, ...]:
+        """The row and its repeats."""
+        return (self, *self.repeats)
+
+    def improves(self, name: str) -> bool:
+        """Whether a figure was shown to be better than its baseline's, whatever the accuracy."""
+        return name in self.ratios and is_better(name, self.ratios[name])
+
+    def gains(self, name: str) -> bool:
+        """Whether a figure was shown to be better, and accuracy is kept."""
+        return bool(self.accuracy.kept) and self.improves(name)
+
+    @property
+    def pays(self) -> bool:
+        """Whether it gains in some figure but its start."""
+        return any(self.gains(name) for name in self.ratios if name not in (FIRST_CALL, START))
+
+
+class Table:
+    """The figures of a record's cases, and the ratios of any two of them."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self._figures = {case.id: figures(case) for case in record.cases}
+        self._scatter = {name: self._pooled(name) for name in (MEMORY, FIRST_CALL)}
+        self._compared = {(c.numerator, c.denominator): c for c in record.comparisons}
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """Every case that ran."""
+        return [self._row(case) for case in self.record.cases if case.status == "OK"]
+
+    def _row(self, case: Case) -> Row:
+        base = pairing.baseline(case, self.record.cases)
+        named = self._figures[case.id]
+        ratios = {}
+        for name in COMPARED if base else ():
+            timed = name == RATE and TIME in named  # the same as its time
+            ratio = None if timed else self.between(case, base, name)[0]
+            if ratio:
+                ratios[name] = ratio
+        kept = accuracy.of(case, self.record.cases, self.record.tasks)
+        if family_of(case.technique) in OF_TRAINING or case.technique == "batch_size_finder":
+            kept = Accuracy(True, asked=False)  # what feeds, spreads or fits is trained elsewhere
+        compared = self._compared.get((case.id, base.id)) if base else None
+        return Row(case, base, named, ratios, kept, *price(case), comparison=compared)
+
+    def value(self, case: Case, name: str) -> tuple[Figure | None, str | None]:
+        """A figure of a case, or the reason why there is none."""
+        figure = self._figures[case.id].get(name)
+        return (figure, None) if figure else (None, NOT_MEASURED)
+
+    def against_baseline(
+        self, case: Case, name: str, variant: str | None = None
+    ) -> tuple[Figure | None, str | None]:
+        """A figure over that of the baseline, or of another variant of the same technique."""
+        other = pairing.baseline(case, self.record.cases)
+        if variant is not None:
+            same = (case.technique, case.work, case.side, variant, "OK")
+            other = next(
+                (c for c in self.record.cases
+                 if (c.technique, c.work, c.side, c.variant, c.status) == same),
+                None,
+            )  # fmt: skip
+        return (None, NOT_MEASURED) if other is None else self.between(case, other, name)
+
+    def between(self, case: Case, other: Case, name: str) -> tuple[Figure | None, str | None]:
+        """A figure over that of any other case, or the reason why that is unknown.
+
+        "accuracy": points of it more than the other's; "gained": of any metric, more is better.
+        """
+        if name == TIME:
+            return self._time(case, other)
+        if name == "accuracy" and accuracy.facts(self.record.tasks, case.task).metric != name:
+            return None, NO_ACCURACY
+        if name in ("accuracy", GAINED):
+            return self._more_accurate(case, other)
+        pair = [self._figures[each.id].get(name) for each in (case, other)]
+        if name == MEMORY and len({figure and figure.kind == "exact" for figure in pair}) > 1:
+            return None, NOT_COMPARABLE  # a GPU's and the host's
+        return self.ratio(name, *pair) if all(pair) else (None, NOT_MEASURED)
+
+    def ratio(self, name: str, figure: Figure, other: Figure) -> tuple[Figure | None, str | None]:
+        """A ratio of two figures."""
+        if not figure.value or not other.value:
+            return None, NOT_MEASURED
+        ratio = quotient(figure, other)
+        if name in self._scatter and "exact" not in (figure.kind, other.kind):
+            return self._scattered(name, ratio.value, (figure.count, other.count)), None
+        return ratio, None
+
+    # Time
+
+    def _time(self, case: Case, other: Case) -> tuple[Figure | None, str | None]:
+        """As the run compared both, block by block; or their programs."""
+        for pair in ((case.id, other.id), (other.id, case.id)):
+            if comparison := self._compared.get(pair):
+                if comparison.verdict == DIFFERENT:
+                    return None, NOT_COMPARABLE
+                if comparison.ratio is not None:
+                    ratio = _bounded(comparison.ratio, comparison.ci)
+                    return (ratio if pair[0] == case.id else ratio.turned()), None
+        pair = (case.program_id, other.program_id)
+        if pair in self._unlike:
+            return None, NOT_COMPARABLE
+        ratio = self._side_by_side.get(pair)
+        return (ratio, None) if ratio else (None, NOT_MEASURED)
+
+    @cached_property
+    def _programs(self) -> dict[tuple[str, str], Comparison]:
+        """The run's comparisons by programs, that of several techniques once."""
+        named = {case.id: case.program_id for case in self.record.cases}
+        return {
+            (named[c.numerator], named[c.denominator]): c
+            for c in self.record.comparisons
+            if c.numerator in named and c.denominator in named
+        }
+
+    @cached_property
+    def _unlike(self) -> set[tuple[str, str]]:
+        pairs = {pair for pair, c in self._programs.items() if c.verdict == DIFFERENT}
+        return pairs | {pair[::-1] for pair in pairs}
+
+    @cached_property
+    def _side_by_side(self) -> dict[tuple[str, str], Figure]:
+        """The ratio of each two programs of a piece of work.
+
+        What the record compares, as it does that, so that no answer says two things.
+        """
+        looks = tuple(self.record.looks or ())
+        timed = [
+            case
+            for case in pairing.resolved(self.record.cases)
+            if case.has_times and case.role not in ("control", "bound")
+        ]
+        ratios = {}
+        for work, times in comparisons.fits(timed).items():
+            sides = {case.program_id: case.framework for case in timed if case.work == work}
+            made = comparisons.side_by_side(times, sides, looks)
+            ratios |= {pair: _bounded(each.ratio, each.ci) for pair, each in made.items()}
+        for pair, comparison in self._programs.items():
+            if pair in ratios and comparison.ratio is not None and comparison.ci:
+                ratios[pair] = _bounded(comparison.ratio, comparison.ci)
+                ratios[pair[::-1]] = ratios[pair].turned()
+        return ratios
+
+    # Accuracy
+
+    def _more_accurate(self, case: Case, other: Case) -> tuple[Figure | None, str | None]:
+        """By the seeds that both trained with."""
+        tasks, looks = self.record.tasks, tuple(self.record.seed_looks or ())
+        if pairing.baseline(case, self.record.cases) is other:
+            gained = self._figures[case.id].get(GAINED)
+            return (gained, None) if gained else (None, NO_ACCURACY)
+        difference = accuracy.difference(case, other, tasks, looks)
+        if difference is None or difference.mean is None:
+            return None, NO_ACCURACY
+        return _gained(difference, accuracy.facts(tasks, case.task).metric), None
+
+    # Scatter
+
+    def _pooled(self, name: str) -> tuple[float, int]:
+        """The sd of a figure's logarithm over the processes of a row, and its freedom."""
+        squares, freedom = 0.0, 0
+        for case in self.record.cases:
+            values = [log(v) for v in _samples(case, name) if v is not None and v > 0]
+            if len(values) > 1 and case.program_id == case.id:
+                mean = sum(values) / len(values)
+                squares += sum((value - mean) ** 2 for value in values)
+                freedom += len(values) - 1
+        return (squares / freedom) ** 0.5 if freedom else 0.0, freedom
+
+    def _scattered(self, name: str, ratio: float, counts: tuple[int, int]) -> Figure:
+        """A ratio of two rows, of so many processes each, with its 95% interval."""
+        sd, freedom = self._scatter[name]
+        if not freedom:
+            return _bounded(ratio, None)
+        wide = exp(quantile(0.95, freedom) * sd * sum(1 / count for count in counts) ** 0.5)
+        return _bounded(ratio, (ratio / wide, ratio * wide))
+
+
+def _samples(case: Case, name: str) -> list[float | None]:
+    """What each process of a row had."""
+    if name == MEMORY:
+        return (case.memory.samples.get("above_import_bytes") if case.memory else None) or []
+    return case.metrics.get("cold_first_calls_s", Metric()).samples or []
+
+
+def _bounded(value: float, ci: tuple[float, float] | None) -> Figure:
+    if ci:
+        return Figure(value, *ci, "interval")
+    return Figure(value, value, value, "once")
+
+
+# The table ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Line:
+    """A figure of a row, as plain data in base units: a line of the tidy table.
+
+    `ratio`: to the baseline's figure; of points gained, the points. `accuracy`: whether it is kept:
+    yes, no, not asked or not measured.
+    """
+
+    row: str
+    work: str
+    framework: str
+    figure: str
+    value: float
+    low: float
+    high: float
+    kind: str
+    ratio: float | None
+    ratio_low: float | None
+    ratio_high: float | None
+    ratio_kind: str | None
+    price: str
+    accuracy: str
+
+
+def table(record: Record) -> list[Line]:
+    """Every figure of every row that ran."""
+    return [line for row in Table(record).rows for line in _lines(row)]
+
+
+def _lines(row: Row) -> Iterator[Line]:
+    case, kept = row.case, row.accuracy
+    said = {True: "yes", False: "no", None: "not measured"}[kept.kept]
+    for name, figure in row.figures.items():
+        ratio = row.ratios.get(name)
+        ratios = (ratio.value, ratio.low, ratio.high, ratio.kind) if ratio else (None,) * 4
+        yield Line(
+            case.id,
+            f"{case.task_title}, batch {case.batch_size}",
+            case.framework,
+            name,
+            *(figure.value, figure.low, figure.high, figure.kind),
+            *ratios,
+            row.price,
+            said if kept.asked else "not asked",
+        )
