@@ -324,8 +324,13 @@ def test_a_refusal_changes_nothing(kit, technique, models):
     with pytest.raises(ValueError, match="logits of one shape"):
         step(*batch)
     step = technique.make_stored_train_step(student, *rest)
-    with pytest.raises(ValueError, match="the teacher gives probabilities"):
-        step(batch[0], (batch[1], models.cast(np.full((8, 5), 0.2), "float32")))
+    even = models.cast(np.full((8, 5), 0.2), "float32")
+    for target, message in (
+        ({"all": even}, "logits of one shape"),
+        (even, "the teacher gives probabilities"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            step(batch[0], (batch[1], target))
     assert teaching.farthest(teaching.weights_of(kit, student), before) == 0
     assert models.state(rest[0]) == state
     technique.make_train_step(student, teaching.teacher_of(kit), *rest)(*batch)  # it goes on
