@@ -246,6 +246,12 @@ class Row:
         return bool(self.accuracy.kept) and self.improves(name)
 
     @property
+    def time_ratio(self) -> Figure | None:
+        """The time of a step over its baseline's, or that of a sample."""
+        rate = self.ratios.get(RATE)
+        return self.ratios.get(TIME) or (rate and rate.turned())
+
+    @property
     def pays(self) -> bool:
         """Whether it gains in some figure but its start."""
         return any(self.gains(name) for name in self.ratios if name not in (FIRST_CALL, START))
@@ -363,14 +369,14 @@ class Table:
         What the record compares, as it does that, so that no answer says two things.
         """
         looks = tuple(self.record.looks or ())
-        timed = [
-            case
-            for case in pairing.resolved(self.record.cases)
-            if case.has_times and case.role not in ("control", "bound")
-        ]
+        timed = [case for case in pairing.resolved(self.record.cases) if case.has_times]
         ratios = {}
         for work, times in comparisons.fits(timed).items():
-            sides = {case.program_id: case.framework for case in timed if case.work == work}
+            sides = {
+                case.program_id: case.framework
+                for case in timed
+                if case.work == work and case.role not in ("control", "bound")
+            }
             made = comparisons.side_by_side(times, sides, looks)
             ratios |= {pair: _bounded(each.ratio, each.ci) for pair, each in made.items()}
         for pair, comparison in self._programs.items():

@@ -1,0 +1,377 @@
+"""Questions that a reader asks, and what the ranking answers: each is a filter of it.
+
+What to use for each aim in each framework and which is ahead, the rows of the whole record that
+gain, which techniques pay, and which address what holds a step back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from bench.analysis.ranking import (
+    DEVICES,
+    FIT,
+    GOALS,
+    INPUT,
+    PREDICT,
+    RECIPE,
+    TRAIN,
+    UPDATE,
+    Goal,
+    Ranking,
+    Work,
+    rank,
+    works,
+)
+from bench.analysis.table import (
+    COMPARED,
+    FIRST_CALL,
+    GAINED,
+    MORE_IS_BETTER,
+    START,
+    Figure,
+    Row,
+)
+from bench.record import FRAMEWORKS, Record
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question: which goals answer it, at which kinds of work.
+
+    `aim`: what is wanted, in two or three words.
+    """
+
+    words: str
+    aim: str
+    goals: tuple[str, ...]
+    kinds: tuple[str, ...]
+
+
+QUESTIONS = (
+    Question("Is a train step too slow?", "train faster", ("train-speed",), (TRAIN,)),
+    Question("Is a prediction too slow?", "predict faster", ("latency",), (PREDICT,)),
+    Question("Does training wait for its data?", "feed data faster", ("throughput",), (INPUT,)),
+    Question(
+        "Is one device too slow, or too small?", "use several devices", ("throughput",), (DEVICES,)
+    ),
+    Question(
+        "Does training run out of memory?", "train in less memory", ("memory", "batch"),
+        (TRAIN, FIT),
+    ),
+    Question("Is the model too large to ship?", "ship a smaller file", ("size",), (TRAIN, PREDICT)),
+    Question(
+        "Does it not converge, or not well enough?", "be more accurate",
+        ("accuracy", "convergence"), (RECIPE, TRAIN, PREDICT),
+    ),
+    Question("Is the optimizer's update too slow?", "update faster", ("train-speed",), (UPDATE,)),
+)  # fmt: skip
+
+
+# What to use --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A question at one piece of work: its ranking in each framework, and how the best compare.
+
+    `between`: what PyTorch's best takes over what TensorFlow's takes; of accuracy the difference in
+    points. `main`: of the works with models of its size (of its task, for accuracy; predictions of
+    one sample apart from those of a batch) the one with most rows that keep accuracy, whatever came
+    out; where that tells nothing, also the next that does.
+    """
+
+    question: Question
+    goal: Goal
+    work: Work
+    sides: dict[str, Ranking]
+    between: Figure | None
+    main: bool = False
+
+    @property
+    def provisional(self) -> bool:
+        """Whether nothing but one block's times decides."""
+        return any(side.aim.provisional for side in self.sides.values())
+
+    @property
+    def ahead(self) -> str | None:
+        """The framework that was shown to be ahead."""
+        if self.between is None:
+            return None
+        if self.goal.shown_worse(self.between):
+            return "tf"
+        return "pt" if self.goal.shown_worse(self.seen_from("tf")) else None
+
+    def seen_from(self, framework: str) -> Figure:
+        """What that framework's best takes over what the other's takes."""
+        between = self.between
+        if framework == "pt":
+            return between
+        if self.goal.figure == GAINED:
+            return Figure(-between.value, -between.high, -between.low, between.kind)
+        return between.turned()
+
+    @property
+    def tells(self) -> bool:
+        """Whether something gains in either framework, be it at an unknown price."""
+        return any(not s.best.is_baseline or s.tempting for s in self.sides.values())
+
+
+def answers(record: Record, of: list[Work] | None = None) -> list[Answer]:
+    """Every question with its works: large models first, then by how many rows keep accuracy.
+
+    `of`: the record's works, where they are known.
+    """
+    grouped = _paired(works(record) if of is None else of)
+    made = []
+    told: dict[tuple, list[bool]] = {}  # whether the works before tell something
+    for question in QUESTIONS:
+        for name in question.goals:
+            if name == "convergence":
+                continue  # which comes second to accuracy
+            asked = [_answer(question, GOALS[name], own) for own in grouped]
+            for answer in sorted(filter(None, asked), key=_order):
+                before = told.setdefault((question, _size(answer)), [])
+                after_nothing = _size(answer) is not None and answer.tells and not any(before)
+                made.append(replace(answer, main=not before or after_nothing))
+                before.append(answer.tells)
+    return made
+
+
+def _paired(every: list[Work]) -> list[list[Work]]:
+    """The works, those of two frameworks whose models are no twins together."""
+    grouped: dict[tuple, list[Work]] = {}
+    for work in every:
+        alone = work.apart and work.apart in {row.case.framework_title for row in work.rows}
+        apart = "" if alone else work.apart
+        grouped.setdefault((work.kind, work.task, work.batch_size, apart), []).append(work)
+    return list(grouped.values())
+
+
+def _answer(question: Question, goal: Goal, own: list[Work]) -> Answer | None:
+    """None where no row but the baselines has the figure."""
+    if own[0].kind not in question.kinds or own[0].kind not in goal.kinds:
+        return None
+    sides = {}
+    for framework in FRAMEWORKS:
+        ranked = [rank(work, goal, framework=framework) for work in own]
+        for side in ranked:
+            if side and side.tried:
+                sides[framework] = side
+    if not sides:
+        return None
+    between = None
+    if len(sides) == len(FRAMEWORKS) and len(own) == 1:
+        pt, tf = sides.values()
+        between = pt.aim.ratio(pt.best, tf.best)
+    first = next(iter(sides.values()))
+    return Answer(question, first.goal, first.work, sides, between)
+
+
+def _order(answer: Answer) -> tuple:
+    """Large models first, then by how many rows keep accuracy, then the larger batch."""
+    tried = [row for side in answer.sides.values() for row in side.tried]
+    safe = sum(bool(row.accuracy.kept) for row in tried)
+    return not answer.work.large, -safe, -answer.work.batch_size
+
+
+def _size(answer: Answer) -> object:
+    """Of which works one is shown: of which task, or of how large a model."""
+    if answer.goal.figure == GAINED:
+        return answer.work.task
+    if answer.work.kind in (INPUT, DEVICES):
+        return None
+    # What answers one request at once is often not what answers many together.
+    single = (answer.goal.name, answer.work.batch_size) == ("latency", 1)
+    return answer.work.large, single
+
+
+# Which technique pays -----------------------------------------------------------------------------
+
+FIGURES = tuple(name for name in COMPARED if name not in (FIRST_CALL, START))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a technique costs beside its time: known from the code and the zoo of models.
+
+    `lines` of code to copy, of its own file and what goes with it; `packages` that it imports
+    beside its framework; of how many `models` it refuses some (None where that was not recorded).
+    """
+
+    lines: int
+    packages: tuple[str, ...] = ()
+    refused: int | None = None
+    models: int | None = None
+
+
+@dataclass(frozen=True)
+class Priority:
+    """A technique in one framework: its rows, each with its work, and what it costs."""
+
+    technique: str
+    framework: str
+    rows: list[tuple[Work, Row]]
+    cost: Cost | None
+
+    def best(self, name: str) -> Row | None:
+        """The row with the largest gain, by the bound of its interval."""
+        return next(iter(by_bound([row for _, row in self.rows], name)), None)
+
+    def paid(self, large: bool) -> tuple[int, int]:
+        """How many rows paid, of those with large models, or with small ones."""
+        rows = [row for work, row in self.rows if work.large is large]
+        return sum(row.pays for row in rows), len(rows)
+
+    @property
+    def first_calls(self) -> list[float]:
+        """Seconds of the first calls in new processes."""
+        calls = (row.figures.get(FIRST_CALL) for _, row in self.rows)
+        return [call.value for call in calls if call]
+
+    @property
+    def lossy(self) -> int:
+        """How many rows lose accuracy."""
+        return sum(row.accuracy.lost for _, row in self.rows)
+
+
+def priorities(record: Record, costs: dict[tuple[str, str], Cost]) -> list[Priority]:
+    """A line for each technique and framework, by the share of rows that pay."""
+    grouped: dict[tuple[str, str], list[tuple[Work, Row]]] = {}
+    for work in works(record):
+        for row in _changes(work):
+            if not row.ratios.keys().isdisjoint(FIGURES):
+                key = (row.case.technique, row.case.framework)
+                grouped.setdefault(key, []).append((work, row))
+    made = [Priority(*key, rows, costs.get(key)) for key, rows in grouped.items()]
+    return sorted(made, key=lambda p: -sum(row.pays for _, row in p.rows) / len(p.rows))
+
+
+def _changes(work: Work) -> list[Row]:
+    """Every technique's rows that are no baselines."""
+    return [row for row in work.members if not row.is_baseline]
+
+
+def by_bound(rows: list[Row], name: str) -> list[Row]:
+    """The rows that gain, by the bound that is nearest to no gain."""
+    gaining = [row for row in rows if row.gains(name)]
+    if name in MORE_IS_BETTER:
+        return sorted(gaining, key=lambda row: -row.ratios[name].low)
+    return sorted(gaining, key=lambda row: row.ratios[name].high)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """Where the path ends: the rows that gain, the largest gain first, and how many do not.
+
+    `large`: of which models; None where that makes no difference. `unproven` have a figure, and
+    were not shown to gain; `once` have one without an interval; `refused` would gain, but were not
+    shown to keep accuracy.
+    """
+
+    question: Question
+    goal: Goal
+    framework: str
+    large: bool | None
+    rows: list[Row]
+    unproven: int
+    once: int
+    refused: int
+
+
+@dataclass(frozen=True)
+class Path:
+    """A question with its leaves; none of them where no row has a figure."""
+
+    question: Question
+    leaves: list[Leaf] = field(default_factory=list)
+
+
+def path(record: Record) -> list[Path]:
+    """Every question, and the rows at which it ends."""
+    every = works(record)
+    made = []
+    for question in QUESTIONS:
+        asked = [work for work in every if work.kind in question.kinds]
+        unknown = any(work.large is None for work in asked)  # a model of the user's
+        whole = unknown or not {INPUT, DEVICES}.isdisjoint(question.kinds)
+        leaves = [
+            _leaf(question, GOALS[name], framework, large, asked)
+            for name in question.goals
+            for framework in FRAMEWORKS
+            for large in ((None,) if whole else (False, True))
+        ]
+        made.append(Path(question, list(filter(None, leaves))))
+    return made
+
+
+def _leaf(
+    question: Question, goal: Goal, framework: str, large: bool | None, asked: list[Work]
+) -> Leaf | None:
+    rows = [
+        row
+        for work in asked
+        for row in _changes(work)
+        if large in (None, work.large)
+        and row.case.framework == framework
+        and goal.figure in row.ratios
+    ]
+    if not rows:
+        return None
+    best = by_bound(rows, goal.figure)
+    refused = [row for row in rows if not row.accuracy.kept and _seems_better(goal, row)]
+    others = [row for row in rows if row not in best and row not in refused]
+    once = sum(row.ratios[goal.figure].bounds is None for row in others)
+    counted = (len(others) - once, once, len(refused))
+    return Leaf(question, goal, framework, large, best, *counted)
+
+
+def _seems_better(goal: Goal, row: Row) -> bool:
+    value = row.ratios[goal.figure].value
+    if goal.figure == GAINED:
+        return value > 0
+    return value < 1 if goal.less else value > 1
+
+
+# What addresses a bottleneck ----------------------------------------------------------------------
+
+# Bottleneck -> the goal and the kind of work whose rows count. Which techniques do something about
+# it, each benchmark file says of its own.
+REMEDIES = {
+    "input": ("throughput", INPUT),
+    "overhead": ("train-speed", TRAIN),
+    "arithmetic": ("train-speed", TRAIN),
+    "memory bandwidth": ("train-speed", TRAIN),
+    "memory size": ("memory", TRAIN),
+    "communication": ("throughput", DEVICES),
+}
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A row that gains and addresses a bottleneck."""
+
+    work: Work
+    goal: Goal
+    row: Row
+
+    @property
+    def gain(self) -> Figure:
+        """Over its baseline's figure."""
+        return self.row.ratios[self.goal.figure]
+
+
+def remedies(record: Record, framework: str, bottleneck: str) -> list[Remedy]:
+    """Rows of a framework that address a bottleneck and gain, the largest gain first.
+
+    A row of a technique is the best one for each piece of work.
+    """
+    name, kind = REMEDIES[bottleneck]
+    best: dict[tuple[str, str], Remedy] = {}
+    for work in works(record):
+        ranking = rank(work, GOALS[name], framework=framework) if work.kind == kind else None
+        for row in ranking.gaining if ranking else ():
+            if bottleneck in (row.case.remedies or ()) and row.ratios[ranking.goal.figure].bounds:
+                key = (row.case.technique, work.title)
+                best.setdefault(key, Remedy(work, ranking.goal, row))
+    return sorted(best.values(), key=lambda one: one.goal.level(one.gain))

@@ -1,0 +1,675 @@
+"""What to use: `rank` orders the rows of a piece of work for a goal, within limits.
+
+In a framework the best is named among those that were shown to gain over their own baseline, keep
+accuracy, and are better than the plain code; of those that cannot be told from the first it is the
+one that takes least to get. Where none gains it is the plain code. Over both frameworks it is the
+better of these two. Shown to be better or worse is what lies wholly beyond 3%, of points gained
+beyond none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import inf
+
+from bench.analysis import accuracy
+from bench.analysis.families import OF_LEARNING, family_of
+from bench.analysis.pairing import baseline
+from bench.analysis.table import (
+    BATCH,
+    FIRST_CALL,
+    GAINED,
+    MEMORY,
+    MORE_IS_BETTER,
+    NOT_COMPARABLE,
+    RATE,
+    SIZE,
+    START,
+    STEPS,
+    TIME,
+    WITH_IMPORTS,
+    Figure,
+    Row,
+    Table,
+    is_better,
+    quotient,
+)
+from bench.analysis.verdicts import DELTA, shown_less, shown_more
+from bench.record import DIFFERENT, Case, Record
+from shared.specs import TASKS, more_is_better, parameter_count
+
+TRAIN, PREDICT, INPUT, DEVICES, PROBE = "train", "predict", "input", "devices", "probe"
+RECIPE, FIT, UPDATE = "recipe", "fit", "update"
+NAMES = {
+    TRAIN: "train step",
+    PREDICT: "prediction",
+    INPUT: "input pipeline",
+    DEVICES: "several devices",
+    PROBE: "probe",
+    RECIPE: "training",
+    FIT: "train step",
+    UPDATE: "optimizer's update",
+}
+OF_UPDATES = "optimizer_implementations"  # the technique whose step is the update alone
+LARGE = 1e6  # parameters: from here on a step is mostly arithmetic
+
+
+# Goals --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Goal:
+    """An aim: which figure decides, and of which kinds of work."""
+
+    name: str
+    figure: str
+    title: str
+    unit: str
+    size: float
+    kinds: tuple[str, ...]
+
+    @property
+    def less(self) -> bool:
+        """Whether less of the figure is better."""
+        return self.figure not in MORE_IS_BETTER
+
+    def level(self, figure: Figure) -> float:
+        """A figure as a number of which less is better."""
+        return figure.value if self.less else -figure.value
+
+    def shown_worse(self, ratio: Figure) -> bool:
+        """Whether the ratio of two rows shows that the first is worse, by what counts."""
+        if ratio.bounds is None or self.figure == GAINED:
+            return ratio.bounds is not None and ratio.high < 0
+        return (shown_more if self.less else shown_less)(ratio.bounds)
+
+    def told_worse(self, ratio: Figure) -> bool:
+        """Whether its whole interval is worse, by any difference."""
+        if ratio.bounds is None or self.figure == GAINED:
+            return ratio.bounds is not None and ratio.high < 0
+        return ratio.low > 1 if self.less else ratio.high < 1
+
+
+STEPPED = (TRAIN, UPDATE)
+GOALS = {
+    goal.name: goal
+    for goal in (
+        Goal("train-speed", TIME, "time of a train step", "ms", 1e-3, STEPPED),
+        Goal("latency", TIME, "time of a prediction", "ms", 1e-3, (PREDICT,)),
+        Goal("throughput", RATE, "samples per second", "samples/s", 1.0, (INPUT, DEVICES, PROBE)),
+        Goal("accuracy", GAINED, "points gained over the plain training", "points", 1.0,
+             (TRAIN, PREDICT, RECIPE)),
+        Goal("memory", MEMORY, "peak memory above import", "MB", 1e6, (*STEPPED, PREDICT)),
+        Goal("batch", BATCH, "largest batch that fits into memory", "samples", 1.0, (FIT,)),
+        Goal("cold-start", FIRST_CALL, "first call in a new process", "s", 1.0,
+             (*STEPPED, PREDICT)),
+        Goal("start", START, "time to the first prediction in a new process", "s", 1.0,
+             (PREDICT,)),
+        Goal("size", SIZE, "size on disk", "MB", 1e6, (TRAIN, PREDICT)),
+        Goal("convergence", STEPS, "steps to the target", "steps", 1.0, (RECIPE,)),
+    )
+}  # fmt: skip
+# metric -> what is gained of it, and its unit, where these are not those of accuracy
+OF_METRIC = {
+    "bits_per_character": ("bits per character saved against the plain training", "bits saved"),
+    "mAP": ("points of mAP gained over the plain training", "points"),
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a choice must keep to: points of the metric, bytes; and how many steps it is for."""
+
+    accuracy_drop: float | None = None
+    memory: float | None = None
+    steps: int | None = None
+
+
+# Pieces of work -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Work:
+    """A piece of work, and its rows in the order of their main figure.
+
+    `apart`: the technique, where its baseline was not shown to do the others' work; the framework,
+    where the frameworks' models are no twins.
+    """
+
+    kind: str
+    task: str
+    batch_size: int
+    rows: list[Row]
+    table: Table
+    apart: str = ""
+
+    @property
+    def title(self) -> str:
+        """digits-cnn, batch 128, train step; the largest batch is of no batch size."""
+        size = "" if self.kind == FIT else f"batch {self.batch_size}, "
+        words = f"{self.task}, {size}{NAMES[self.kind]}"
+        return f"{words} ({self.apart})" if self.apart else words
+
+    @property
+    def members(self) -> list[Row]:
+        """The rows and their repeats."""
+        return [member for row in self.rows for member in row.members]
+
+    @property
+    def frameworks(self) -> list[str]:
+        """Those that have rows."""
+        return sorted({row.case.framework for row in self.rows})
+
+    @property
+    def large(self) -> bool | None:
+        """Whether its model is a large one; None for a task that is not known (any more)."""
+        task = TASKS.get(self.task)
+        return task and parameter_count(task.model) >= LARGE
+
+    @property
+    def provisional(self) -> bool:
+        """Whether its steps were timed in one block, so that nothing of them has an interval."""
+        times = [row.figures[TIME] for row in self.rows if TIME in row.figures]
+        ratios = [row.ratios[TIME] for row in self.members if TIME in row.ratios]
+        known = ratios or times
+        return bool(known) and not any(figure.bounds for figure in known)
+
+    @cached_property
+    def noise(self) -> float:
+        """A ratio that one block may show of no difference: what the run's controls show."""
+        controls = [c for c in self.table.record.comparisons if c.kind == "control" and c.ratio]
+        ratios = [control.ratio for control in controls]
+        return max([1 + DELTA, *ratios, *(1 / ratio for ratio in ratios)])
+
+    @property
+    def goals(self) -> list[Goal]:
+        """The goals that some row has a figure for, the main one first."""
+        named = {name for row in self.rows for name in row.figures}
+        return [g for g in GOALS.values() if self.kind in g.kinds and g.figure in named]
+
+    def worded(self, goal: Goal) -> Goal:
+        """A goal in the words of what was measured here: of this metric, of a GPU's memory."""
+        cases = [row.case for row in self.rows]
+        if goal.figure == GAINED:
+            metric = next((c.accuracy.metric for c in cases if c.accuracy), None)
+            title, unit = OF_METRIC.get(metric, (goal.title, goal.unit))
+            return replace(goal, title=title, unit=unit)
+        if goal.figure == MEMORY and any(map(on_device, cases)):
+            return replace(goal, title="peak memory of the GPU")
+        budgets = [(case.evidence or {}).get("budget_bytes") for case in cases]
+        if goal.figure == BATCH and any(budgets):
+            budget = next(filter(None, budgets))
+            return replace(goal, title=f"largest batch in {budget / 1e6:,.0f} MB above import")
+        return goal
+
+
+def on_device(case: Case) -> bool:
+    """Whether its peak is that of a GPU."""
+    return case.memory is not None and case.memory.device_peak_bytes is not None
+
+
+# What a row must have one of to take part.
+SHOWN = (TIME, RATE, MEMORY, BATCH, SIZE, STEPS, GAINED, FIRST_CALL, START, WITH_IMPORTS)
+SHOWN += ("efficiency", "share_of_limit")
+MAIN = {INPUT: RATE, DEVICES: RATE, PROBE: RATE, RECIPE: GAINED, FIT: BATCH}
+
+
+def works(record: Record) -> list[Work]:
+    """Every piece of work, that with the most rows first."""
+    table = Table(record)
+    grouped: dict[tuple, list[Row]] = {}
+    proofs: dict[tuple, Case] = {}
+    for rows in _by_baseline(table):
+        base = rows[0].case
+        kind = _kind(rows)
+        side = base.framework_title if _unpaired(record, base) else ""
+        key = (kind, base.task, base.batch_size, side)
+        apart = base.technique if kind == PROBE else side
+        if not apart and not _same_work(record, base, proofs.setdefault(key, base)):
+            apart = base.technique
+        learned = kind == RECIPE or any(GAINED in row.ratios for row in rows)
+        rows = [_plain_gain(row) if learned else row for row in rows]
+        rows = [row for row in rows if not row.figures.keys().isdisjoint(SHOWN)]
+        grouped.setdefault((*key[:3], apart), []).extend(rows)
+    made = [
+        Work(kind, task, batch, _ordered(_of_one_memory(_merged(rows)), kind), table, apart)
+        for (kind, task, batch, apart), rows in grouped.items()
+        if rows
+    ]
+    return sorted(made, key=lambda work: -len(work.rows))
+
+
+def _by_baseline(table: Table) -> Iterator[list[Row]]:
+    """The rows of each technique, task, batch and mode, its baseline first."""
+    groups: dict[tuple, list[Row]] = {}
+    for row in table.rows:
+        case = row.case
+        if case.role not in ("control", "bound"):
+            side = case.framework if _unpaired(table.record, case) else ""
+            groups.setdefault((case.technique, case.work, side), []).append(row)
+    for rows in groups.values():
+        yield sorted(rows, key=lambda row: not row.is_baseline)
+
+
+def _unpaired(record: Record, case: Case) -> bool:
+    """Whether the frameworks have a task's model, but not with equal weights or equal losses."""
+    if not accuracy.facts(record.tasks, case.task).paired:
+        return True
+    base = case if case.role == "baseline" else baseline(case, record.cases)
+    bases = {other.id for other in record.cases if other.role == "baseline"}
+    return base is not None and any(
+        base.id in (c.numerator, c.denominator) and bases >= {c.numerator, c.denominator}
+        for c in record.comparisons
+        if c.kind == "framework" and c.verdict == DIFFERENT
+    )
+
+
+def _kind(rows: list[Row]) -> str:
+    case = rows[0].case
+    family, named = family_of(case.technique), {name for row in rows for name in row.figures}
+    if BATCH in named:
+        return FIT
+    if family in OF_LEARNING and any(
+        row.case.accuracy and row.case.accuracy.mean is not None for row in rows
+    ):
+        return RECIPE
+    if TIME in named and case.technique == OF_UPDATES:
+        return UPDATE
+    if RATE in named and TIME not in named:
+        return {"input": INPUT, "parallel": DEVICES}.get(family, PROBE)
+    return PREDICT if case.mode == "predict" else TRAIN
+
+
+def _same_work(record: Record, one: Case, other: Case) -> bool:
+    """Whether two baselines start from the same weights and see the same first loss.
+
+    What was not timed carries no proof; its task and its batch are the same.
+    """
+    if one.certificate is None or other.certificate is None:
+        return True
+    same = one.certificate.weights_sha256 == other.certificate.weights_sha256
+    facts = accuracy.facts(record.tasks, one.task)
+    return same and accuracy.agree(facts, one.losses[:1], other.losses[:1])
+
+
+def _plain_gain(row: Row) -> Row:
+    """A baseline of a training gains nothing."""
+    nothing = {GAINED: Figure(0.0, 0.0, 0.0, "exact")} if row.is_baseline else {}
+    return replace(row, figures=row.figures | nothing)
+
+
+def _merged(rows: list[Row]) -> list[Row]:
+    """The same program in several techniques as one row, a baseline's where there is one."""
+    merged: list[Row] = []
+    for row in rows:
+        place = next((n for n, other in enumerate(merged) if _same_program(row, other)), None)
+        if place is None:
+            merged.append(row)
+        else:
+            pair = (merged[place], row)
+            kept, again = sorted(pair, key=lambda each: (not each.is_baseline, _width(each)))
+            figures = again.figures | kept.figures  # what the one lacks
+            repeats = (*merged[place].repeats, replace(again, repeats=()))
+            merged[place] = replace(kept, figures=figures, repeats=repeats)
+    return merged
+
+
+def _width(row: Row) -> float:
+    figure = row.figures.get(TIME) or row.figures.get(RATE)
+    return figure.high / figure.low if figure else 0.0
+
+
+def _same_program(one: Row, other: Row) -> bool:
+    """Whether the record says so, and both keep what the program was trained to."""
+    same = one.case.program_id == other.case.program_id
+    return same and one.accuracy.exact and other.accuracy.exact
+
+
+def _of_one_memory(rows: list[Row]) -> list[Row]:
+    """Where a GPU's peaks were counted, those of what ran on the CPU are another figure."""
+    if not any(on_device(row.case) for row in rows):
+        return rows
+    return [
+        row
+        if on_device(row.case)
+        else replace(row, figures={n: f for n, f in row.figures.items() if n != MEMORY})
+        for row in rows
+    ]
+
+
+def _ordered(rows: list[Row], kind: str) -> list[Row]:
+    main = MAIN.get(kind, TIME)
+    sign = -1 if main in MORE_IS_BETTER else 1
+    return sorted(rows, key=lambda r: sign * r.figures[main].value if main in r.figures else inf)
+
+
+# Ranking ------------------------------------------------------------------------------------------
+
+LITTLE = 0.01  # share of a whole that does not decide how sure it is
+
+
+@dataclass(frozen=True)
+class Aim:
+    """A goal at a piece of work within limits: what is compared."""
+
+    work: Work
+    goal: Goal
+    limits: Limits
+
+    @property
+    def whole(self) -> bool:
+        """Whether a number of steps is asked for: their time, first call included."""
+        return self.limits.steps is not None and self.goal.figure == TIME
+
+    @property
+    def provisional(self) -> bool:
+        """Whether nothing but one block's times decides."""
+        return self.goal.figure == TIME and self.work.provisional
+
+    def figure(self, row: Row) -> Figure | None:
+        """The figure that decides."""
+        figure = row.figures.get(self.goal.figure)
+        return _of_steps(row, self.limits.steps) if figure and self.whole else figure
+
+    def level(self, row: Row) -> float:
+        """The figure as a number of which less is better."""
+        figure = self.figure(row)
+        return self.goal.level(figure) if figure else inf
+
+    def ratio(self, row: Row, other: Row) -> Figure | None:
+        """The figure of a row over that of another; None where the two did unlike work."""
+        table, pair = self.work.table, (self.figure(row), self.figure(other))
+        if self.whole:
+            return quotient(*pair)
+        if self.goal.figure == TIME:
+            ratio, reason = table.between(row.case, other.case, TIME)
+            return ratio if ratio or reason == NOT_COMPARABLE else quotient(*pair)
+        if self.goal.figure == GAINED:
+            ratio, _ = table.between(row.case, other.case, GAINED)
+            return ratio or _less(*pair)
+        return table.ratio(self.goal.figure, *pair)[0]
+
+    def gain(self, row: Row) -> Figure | None:
+        """A row's figure over its baseline's, see `Row`."""
+        if not self.whole:
+            return row.ratios.get(self.goal.figure)
+        bases = [base for base in self.work.members if base.case is row.base]
+        pair = [self.figure(each) for each in (row, *bases[:1])]
+        return quotient(*pair) if len(pair) == 2 and all(pair) else None
+
+    def improves(self, row: Row) -> bool:
+        """Whether that was shown to be better; in one block, whether it is by more than noise."""
+        gain = self.gain(row)
+        if row.is_baseline or gain is None:
+            return False
+        if self.provisional and not gain.bounds:
+            return gain.value < 1 / self.work.noise
+        return is_better(self.goal.figure, gain)
+
+    def told_worse(self, row: Row, other: Row) -> bool:
+        """Whether a row is told from another as worse: by any difference, else in their order."""
+        ratio = self.ratio(row, other)
+        if ratio is None or ratio.bounds is None:
+            return self.level(row) > self.level(other)
+        return self.goal.told_worse(ratio)
+
+    def refused(self, row: Row) -> str | None:
+        """Which limit a row breaks, or cannot be shown to keep."""
+        if row.verdict == DIFFERENT:
+            return "it was not shown to do its baseline's work"
+        if self.limits.memory is not None:
+            peak = row.figures.get(MEMORY)
+            if peak is None:
+                return "its memory was not measured"
+            if peak.value > self.limits.memory:
+                size = peak.value / 1e6
+                return f"takes {f'{size:,.0f}' if size >= 100 else f'{size:.3g}'} MB"
+        if self.goal.figure == GAINED:  # what is asked for, not what is to be kept
+            return None
+        kept, drop = row.accuracy, self.limits.accuracy_drop
+        cases = self.work.table.record.cases
+        if kept.asked and drop is not None:
+            kept = accuracy.of(row.case, cases, self.work.table.record.tasks, drop)
+        if kept.kept:
+            return None
+        if accuracy.is_untrained_model(row.case, cases):
+            return UNTRAINED
+        if kept.mean is None or kept.ci is None:
+            return NOT_MEASURED
+        return "loses accuracy" if kept.lost else "was not shown to keep accuracy"
+
+
+NOT_MEASURED = "its accuracy was not measured"
+UNTRAINED = "is another model, which was trained nowhere"
+
+
+def _of_steps(row: Row, steps: int) -> Figure | None:
+    """The time of so many steps, first call included."""
+    step, first = row.figures[TIME], row.figures.get(FIRST_CALL)
+    if first is None:
+        return None
+    more = steps - 1
+    value = first.value + more * step.value
+    much = first.value > LITTLE * value
+    if step.kind == "once" or (first.kind == "once" and much):
+        return Figure(value, value, value, "once")
+    low, high = first.low + more * step.low, first.high + more * step.high
+    return Figure(value, low, high, "range" if much else step.kind)
+
+
+def _less(points: Figure, others: Figure) -> Figure:
+    """The points that a row gains less those of another."""
+    value = points.value - others.value
+    if "once" in (points.kind, others.kind):
+        return Figure(value, value, value, "once")
+    return Figure(value, points.low - others.high, points.high - others.low, "interval")
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The rows of a piece of work for a goal, in a framework or over both.
+
+    `best`: what to use. `plain`: the best baseline. `gaining`: what gains over its own baseline,
+    keeps to the limits and is better than the plain code; of these, `alike` cannot be told from the
+    best. `cheapest`: takes less to get than the best, a baseline that was not shown to be worse, or
+    else the gaining row that takes least.
+    Others are `equal` where they were not shown to be worse than the best, `worse`, or `next` where
+    they were measured once and are in order of that. `tempting` would be better, but was not shown
+    to keep accuracy. `unknown` are those of which it was not measured, `refused` those that break
+    a limit, with the reason, and `lacking` those of which the figure was not measured.
+    """
+
+    aim: Aim
+    framework: str | None
+    best: Row
+    plain: Row | None
+    gaining: list[Row]
+    alike: list[Row]
+    cheapest: Row | None
+    equal: list[Row]
+    next: list[Row]
+    worse: list[Row]
+    tempting: list[Row]
+    unknown: list[Row]
+    refused: list[tuple[Row, str]]
+    lacking: list[Row]
+    tried: list[Row] = field(default_factory=list)
+
+    @property
+    def work(self) -> Work:
+        """The piece of work."""
+        return self.aim.work
+
+    @property
+    def goal(self) -> Goal:
+        """The goal, in the words of this work."""
+        return self.aim.goal
+
+    @property
+    def rest(self) -> list[Row]:
+        """All but the best and what is equal to it, in their order."""
+        return sorted([*self.next, *self.worse], key=self.aim.level)
+
+    @property
+    def nearest(self) -> Row | None:
+        """Of those tried that are no other model, or of all, what comes nearest to a gain."""
+        cases = self.work.table.record.cases
+        same = [r for r in self.tried if not accuracy.is_untrained_model(r.case, cases)]
+        kept_first = [row for row in same or self.tried if row.accuracy.kept]
+        return min(kept_first or same or self.tried, key=self.aim.level, default=None)
+
+    def better(self, row: Row) -> bool:
+        """Whether a row's figure is better than that of the best."""
+        return self.aim.level(row) < self.aim.level(self.best)
+
+
+def rank(
+    work: Work, goal: Goal, limits: Limits = Limits(), framework: str | None = None
+) -> Ranking | None:
+    """What to use; None where no row has the figure and keeps to the limits."""
+    aim = Aim(work, work.worded(goal), limits)
+    if framework is not None:
+        return _rank(aim, framework)
+    sides = [side for name in work.frameworks if (side := _rank(aim, name))]
+    best = min((side.best for side in sides), key=aim.level, default=None)
+    return best and _rank(aim, None, best)
+
+
+def _rank(aim: Aim, framework: str | None, best: Row | None = None) -> Ranking | None:
+    """`best`: what is known to be it."""
+    rows = [row for row in aim.work.rows if framework in (None, row.case.framework)]
+    ordered = sorted(filter(aim.figure, rows), key=aim.level)
+    reasons = {row.case.id: aim.refused(row) for row in ordered}
+    kept = [row for row in ordered if reasons[row.case.id] is None]
+    if not kept:
+        return None
+    plain = next((row for row in kept if row.is_baseline), None)
+    members = [member for row in kept for member in row.members]
+    gaining = [
+        row
+        for row in members
+        if aim.improves(row) and (plain is None or aim.level(row) < aim.level(plain))
+    ]
+    best = best or _best(aim, gaining) or plain or kept[0]
+    placed: dict[str, list[Row]] = {"equal": [], "next": [], "worse": []}
+    for row in kept:
+        if best not in row.members:
+            placed[_place(aim, row, best)].append(row)
+    alike = [
+        row
+        for row in gaining
+        if not (row is best or _same_program(row, best) or aim.told_worse(row, best))
+    ]
+    tried = [m for row in rows for m in row.members if not m.is_baseline and aim.gain(m)]
+    return Ranking(
+        aim,
+        framework,
+        best,
+        plain,
+        gaining,
+        alike,
+        _cheapest(best, gaining, placed["equal"]),
+        **placed,
+        tempting=_tempting(aim, ordered, reasons, best),
+        unknown=[row for row in ordered if reasons[row.case.id] == NOT_MEASURED],
+        refused=[
+            (row, reason)
+            for row in ordered
+            if (reason := reasons[row.case.id]) not in (None, NOT_MEASURED)
+        ],
+        lacking=[row for row in rows if aim.figure(row) is None],
+        tried=tried,
+    )
+
+
+def _best(aim: Aim, gaining: list[Row]) -> Row | None:
+    """Of those that cannot be told from the first, what takes least to get.
+
+    By any difference, not by what counts as one: nobody gets a worse row in a better one's place
+    because that takes less.
+    """
+    if not gaining:
+        return None
+    first = gaining[0]
+    alike = [row for row in gaining if row is first or not aim.told_worse(row, first)]
+    return min(alike, key=lambda row: (row.effort, aim.level(row)))
+
+
+def _place(aim: Aim, row: Row, best: Row) -> str:
+    """Where a row stands beside the best; of unlike work nothing is shown."""
+    ratio = aim.ratio(row, best)
+    if ratio is not None and ratio.bounds is None:
+        return "next"
+    return "worse" if ratio and aim.goal.shown_worse(ratio) else "equal"
+
+
+def _cheapest(best: Row, gaining: list[Row], equal: list[Row]) -> Row | None:
+    if best.is_baseline:
+        return None
+    if plain := next((row for row in equal if row.is_baseline), None):
+        return plain
+    cheapest = min(gaining, key=lambda row: row.effort, default=None)
+    return cheapest if cheapest and cheapest.effort < best.effort else None
+
+
+def _tempting(aim: Aim, rows: list[Row], reasons: dict[str, str], best: Row) -> list[Row]:
+    """What would be better than the best, if it kept accuracy; another model tempts nobody."""
+    lossy = [row for row in rows if reasons[row.case.id] and not row.accuracy.kept]
+    return sorted(
+        (
+            row
+            for row in lossy
+            if reasons[row.case.id] != UNTRAINED
+            and (gain := aim.gain(row))
+            and is_better(aim.goal.figure, gain)
+            and aim.level(row) < aim.level(best)
+            and (best.is_baseline or aim.told_worse(best, row))
+        ),
+        key=lambda row: (aim.level(row), row.effort),
+    )
+
+
+# What is beaten -----------------------------------------------------------------------------------
+
+DECIDING = (TIME, RATE, MEMORY, SIZE, FIRST_CALL, START)
+
+
+def beaten(work: Work) -> dict[str, Row]:
+    """By the ids of their cases, rows that another beats that keeps accuracy, with that one."""
+    goal = next(goal for goal in GOALS.values() if goal.figure == MAIN.get(work.kind, TIME))
+    aim = Aim(work, goal, Limits())
+    safe = [row for row in work.rows if row.accuracy.kept]
+    found = ((row, next((s for s in safe if _beats(aim, s, row)), None)) for row in work.rows)
+    return {row.case.id: by for row, by in found if by}
+
+
+def _beats(aim: Aim, row: Row, other: Row) -> bool:
+    """Better in the main figure by intervals, and nowhere worse: not in accuracy, nor in price."""
+    if row is other or not aim.figure(row) or not aim.figure(other):
+        return False
+    ratio = aim.ratio(other, row)
+    better = ratio is not None and aim.goal.shown_worse(ratio)
+    if not better or row.effort > other.effort or _points_lost(row) > _points_lost(other):
+        return False
+    return all(
+        name in row.figures and _no_worse(name, row.figures[name], other.figures[name])
+        for name in DECIDING
+        if name in other.figures
+    )
+
+
+def _no_worse(name: str, figure: Figure, other: Figure) -> bool:
+    if name in MORE_IS_BETTER:
+        return figure.value >= other.value
+    return figure.value <= other.value
+
+
+def _points_lost(row: Row) -> float:
+    """By the bound of the interval; exact work loses none, and what is not known more than any."""
+    kept = row.accuracy
+    if kept.exact or kept.mean is None:
+        return 0.0 if kept.exact else inf
+    low, high = kept.ci or (kept.mean, kept.mean)
+    return max(0.0, -low if more_is_better(kept.metric) else high)
