@@ -36,7 +36,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from shared.pairs import check_pair, match_pairs
-from tf_impl.kit.calling import call_arguments
+from tf_impl.kit.calling import stateless_call
 from tf_impl.kit.optimizers import check_dense, check_keras, check_tensor_parallel, copy_optimizer
 
 
@@ -50,10 +50,7 @@ class Split:
 
     def outputs(self, x) -> tuple:
         """What the model gives for x in training, its state afterwards, and its own losses."""
-        arguments, named = call_arguments(self.model, x)
-        return self.model.stateless_call(
-            self.trained, self.state, *arguments, training=True, return_losses=True, **named
-        )
+        return stateless_call(self.model, self.trained, self.state, x)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All weights, whole, by their paths in the model."""

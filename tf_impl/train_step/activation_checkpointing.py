@@ -103,7 +103,7 @@ def _recomputed(layer: tf.keras.layers.Layer, forward: Callable, /, *args, **kwa
         args, kwargs = arguments(tensors)
         with tf.control_dependencies(tensors):  # which in the second run wait for the gradient
             values = [tf.identity(value) for value in state_before]
-        with tf.keras.StatelessScope(list(zip(state, values, strict=True))) as scope:
+        with checks.second_run_scope(state, values) as scope:
             # The whole layer, since autocast and `training` reach what is inside from there.
             outputs = _call_plainly(layer, forward, args, modes | kwargs)
         checks.check_second_run(layer, scope.state_mapping.keys(), state)

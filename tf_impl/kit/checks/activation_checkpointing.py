@@ -58,11 +58,32 @@ def check_outputs(layer, outputs) -> None:
     _check_complex(layer, tf.nest.flatten(outputs))
 
 
+def second_run_scope(state: list, values: list):
+    """Return a `keras.StatelessScope` in which the variables of a block have these values.
+
+    What the block assigns to them is a constant to the gradient, as it is in a variable: the scope
+    alone would hand back the tensor that was assigned.
+    """
+
+    class Scope(tf.keras.StatelessScope):
+        def add_update(self, update):
+            variable, value = update
+            super().add_update((variable, tf.stop_gradient(value)))
+
+    return Scope(list(zip(state, values, strict=True)))
+
+
 def check_second_run(layer, changed: set[int], own: list) -> None:
     """Raise NotImplementedError where a second run changed other variables than the block's own.
 
-    changed: the `id` of each variable that it changed.
+    own: its state. changed: the `id` of each variable that it changed.
     """
+    weights = {id(variable): variable.path for variable in layer.trainable_variables}
+    if written := [weights[key] for key in changed if key in weights]:
+        raise NotImplementedError(
+            f"{layer.name!r} writes to the weight {written[0]} in its forward pass, as"
+            " SpectralNormalization does: a second run would find another one"
+        )
     if changed - {id(variable) for variable in own}:
         raise NotImplementedError(f"{layer.name!r} changes state of others, {_ADVICE}")
 
