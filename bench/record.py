@@ -38,6 +38,11 @@ def _task_title(task: str, mode: str) -> str:
     return task + (INFERENCE if mode == "predict" else "")
 
 
+def _framework_title(framework: str | None, flavour: str | None) -> str:
+    title = FRAMEWORKS.get(framework) or str(framework)
+    return f"{title} (tf_keras)" if flavour == "tf_keras" else title
+
+
 class Base(Struct, frozen=True, kw_only=True, eq=False):
     """What the types of a record have in common: immutable, compared by identity."""
 
@@ -255,8 +260,7 @@ class Case(Base, frozen=True, kw_only=True, eq=False):
     @property
     def framework_title(self) -> str:
         """PyTorch, TensorFlow or TensorFlow (tf_keras)."""
-        title = FRAMEWORKS.get(self.framework, self.framework)
-        return f"{title} (tf_keras)" if self.is_legacy else title
+        return _framework_title(self.framework, self.flavour)
 
     @property
     def full_title(self) -> str:
@@ -267,6 +271,11 @@ class Case(Base, frozen=True, kw_only=True, eq=False):
     def peak_bytes(self) -> float | None:
         """The peak of its memory to compare, see `Memory`."""
         return self.memory.peak_bytes if self.memory else None
+
+    def value_of(self, metric: str) -> float | None:
+        """The value of one of its metrics."""
+        known = self.metrics.get(metric)
+        return known.value if known else None
 
     @property
     def losses(self) -> list[float | None]:
@@ -314,6 +323,11 @@ class Control(Base, frozen=True, kw_only=True, eq=False):
     ci: RatioBounds | None = None
     sd: Number | None = None
     verdict: str | None = None
+
+    @property
+    def framework_title(self) -> str:
+        """PyTorch, TensorFlow or TensorFlow (tf_keras)."""
+        return _framework_title(self.framework, self.flavour)
 
 
 class NoiseFloor(Base, frozen=True, kw_only=True, eq=False):
@@ -367,7 +381,7 @@ class TaskFacts(Base, frozen=True, kw_only=True, eq=False):
 
 
 class Environment(Base, frozen=True, kw_only=True, eq=False):
-    """The machine and the software of a run."""
+    """The machine and the software of a run. `model`: name and checksum of a user's file."""
 
     cpu: str | None = None
     isa: list[str] = []
@@ -391,6 +405,7 @@ class Environment(Base, frozen=True, kw_only=True, eq=False):
     allocator: dict[str, Any] = {}
     devices: dict[str, str] = {}
     first_compile_s: dict[str, Positive] | None = None
+    model: dict[str, str] | None = None
 
 
 class Record(Base, frozen=True, kw_only=True, eq=False):

@@ -6,10 +6,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from bench.analysis.reading import DIFFERENT, View, framework_title
-from bench.analysis.values import at, is_number, is_pair
+from bench.analysis.reading import View
 from bench.analysis.verdicts import DELTA, shown_less, shown_more
-from bench.report.figures import compact, number, ratio
+from bench.record import DIFFERENT, Case, Comparison, Control
+from bench.report.figures import number, ratio
 from bench.report.svg_shapes import (
     Box,
     Chart,
@@ -37,7 +37,7 @@ class Measured:
     side: str
     what: str
     ratio: float
-    ci: list[float] | None
+    ci: tuple[float, float] | None
     verdict: str | None
 
     @property
@@ -54,17 +54,17 @@ SIDES = {
 Group = tuple[str | None, str, list[Measured]]  # a heading above it, its label, its ratios
 
 
-def forest(found: View) -> Chart | None:
+def forest(view: View) -> Chart | None:
     """The ratios of step time with their intervals, variant by variant."""
     groups: list[Group] = []
-    for batch, rows in found.rows.items():
+    for batch, rows in view.rows.items():
         heading: str | None = f"batch {batch}"
         entries = []
         for row in rows:
-            compared = (found.own(row.pt), found.own(row.tf), found.twins(row))
+            compared = (view.with_baseline(row.pt), view.with_baseline(row.tf), view.twins(row))
             entries.append((row.label, list(zip(SIDES, SIDES.values(), compared, strict=True))))
-        for comparison in found.others(batch):
-            side, pair = found.side(comparison) or "both", found.pair(comparison)
+        for comparison in view.others(batch):
+            side, pair = view.framework(comparison) or "both", view.pair(comparison)
             entries.append((pair, [(side, pair, comparison)]))
         for label, pairs in entries:
             if measured := [m for each in pairs if (m := _measured(*each))]:
@@ -73,43 +73,39 @@ def forest(found: View) -> Chart | None:
     return _forest("Ratios of step time", groups, list(SIDES.items()))
 
 
-def controls_forest(controls: list[dict]) -> Chart | None:
+def controls_forest(controls: list[Control]) -> Chart | None:
     """The A/A controls: how far from 1 a ratio comes by chance."""
     groups: list[Group] = []
     for control in controls:
-        names = (framework_title(control), control.get("technique"), control.get("task"))
-        what = " · ".join(compact(name) for name in names if name)
-        side = side_of({"framework": control.get("framework")})
-        if measured := _measured(side, "A/A", control):
+        names = (control.framework_title, control.technique, control.task)
+        what = " · ".join(name for name in names if name)
+        if measured := _measured(side_of(control), "A/A", control):
             groups.append((None, what, [measured]))
     key = [("pt", "PyTorch ÷ itself"), ("tf", "TensorFlow ÷ itself")]
     return _forest("A/A controls", groups, key)
 
 
-def _measured(side: str, what: str, comparison: dict | None) -> Measured | None:
-    value, ci = at(comparison, "ratio"), at(comparison, "ci")
-    verdict = at(comparison, "verdict")
-    if not is_number(value) or value <= 0 or verdict == DIFFERENT:
+def _measured(side: str, what: str, comparison: Comparison | Control | None) -> Measured | None:
+    if not comparison or comparison.ratio is None or comparison.verdict == DIFFERENT:
         return None
-    bounds = list(ci) if is_pair(ci) and min(ci) > 0 else None
-    return Measured(side, what, value, bounds, verdict)
+    return Measured(side, what, comparison.ratio, comparison.ci, comparison.verdict)
 
 
 def _forest(title: str, groups: list[Group], key: list[tuple[str, str]]) -> Chart | None:
-    every = [measured for _, _, found in groups for measured in found]
+    every = [measured for _, _, some in groups for measured in some]
     if not every:
         return None
     values = [v for m in every for v in (m.ratio, *(m.ci or []))]
     axis = scale([*values, 1 / (1 + DELTA), 1 + DELTA], LEFT, RIGHT, log=True)
     shapes: list[Any] = []
     y = 4.0
-    for heading, label, found in groups:
+    for heading, label, some in groups:
         if heading:
             y += 18
             shapes.append(Label(0, y, short(heading), "heading"))
         y += 20
         shapes.append(Label(0, y, short(label), "label"))
-        for measured in found:
+        for measured in some:
             y += LINE
             shapes += _interval_line(axis, y - 5, label, measured)
         y += 2
@@ -160,24 +156,25 @@ PHASES = {
 }
 
 
-def phases_of(case: dict) -> list[float | None]:
-    """Bytes above import in each phase."""
-    memory = case.get("memory")
-    base = at(memory, "import_bytes")
-    found = [at(memory, phase) for phase in PHASES]
-    return [max(0.0, v - base) if is_number(v) and is_number(base) else None for v in found]
+def phases_of(case: Case) -> list[float | None]:
+    """Bytes above import in each phase; none of a case whose memory was not measured."""
+    memory = case.memory
+    if memory is None or memory.import_bytes is None:
+        return []
+    sizes = [getattr(memory, phase) for phase in PHASES]
+    return [None if size is None else max(0.0, size - memory.import_bytes) for size in sizes]
 
 
-def memory_bars(found: View) -> Chart | None:
+def memory_bars(view: View) -> Chart | None:
     """Memory above import by phase, a bar each."""
     entries = [
-        (batch if place == 0 else None, f"{row.label} · {framework_title(case)}", case)
-        for batch, rows in found.rows.items()
+        (batch if place == 0 else None, f"{row.label} · {case.framework_title}", case)
+        for batch, rows in view.rows.items()
         for place, (row, case) in enumerate(
             (row, case)
             for row in rows
             for case in row.cases
-            if case["status"] == "OK" and any(is_number(v) for v in phases_of(case))
+            if case.status == "OK" and any(size is not None for size in phases_of(case))
         )
     ]
     largest = max((v for e in entries for v in phases_of(e[2]) if v is not None), default=0)
@@ -191,11 +188,11 @@ def memory_bars(found: View) -> Chart | None:
             y += 18
             shapes.append(Label(0, y, f"batch {batch}", "heading"))
         y += 20
-        found_here = phases_of(case)
-        figures = " · ".join(number(v / 1e6) if v is not None else "—" for v in found_here)
+        sizes = phases_of(case)
+        figures = " · ".join(number(v / 1e6) if v is not None else "—" for v in sizes)
         shapes += [Label(0, y, short(label), "label"), Label(99, y, figures, "figure", "end")]
         y += 5
-        for place, value in enumerate(found_here):
+        for place, value in enumerate(sizes):
             if value is not None:
                 style = f"bar {side_of(case)} phase-{place}"
                 shapes.append(Box(axis(0), y, axis(value / 1e6) - axis(0), 7, style))

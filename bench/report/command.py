@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from bench.analysis.analyse import analyse, raw
-from bench.analysis.reading import as_lines, load, results_file
+from bench.record import encode, load, results_file
 from bench.report import readme
 from bench.report.files import FORMATS, write_reports
 from bench.report.replace import write_atomically
@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _make(chosen: argparse.Namespace) -> int:
     if chosen.derive:
         for path in map(results_file, chosen.paths):
-            write_atomically({path: as_lines(analyse(raw(load(path))))})
+            write_atomically({path: encode(analyse(raw(load(path)))).decode()})
     if chosen.readme:
         return _readme(chosen)
     if chosen.format == "terminal":

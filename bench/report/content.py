@@ -13,19 +13,20 @@ from bench.analysis.advice import Advice, advice
 from bench.analysis.certificates import largest_difference
 from bench.analysis.decisions import Work, title, works
 from bench.analysis.pairing import resolved
-from bench.analysis.reading import (
+from bench.analysis.reading import task_of, tasks, techniques, view
+from bench.analysis.values import MOST_OTHERS, MOST_STOLEN, is_number
+from bench.record import (
     DIFFERENT,
     FRAMEWORKS,
-    block_count,
-    framework_title,
-    task_of,
-    tasks,
-    techniques,
-    title_of,
-    view,
-    work_of,
+    Case,
+    Comparison,
+    Control,
+    Environment,
+    NoiseFloor,
+    Record,
+    TaskFacts,
+    TechniqueNotes,
 )
-from bench.analysis.values import MOST_OTHERS, MOST_STOLEN, at, is_number
 from bench.report import graphs
 from bench.report.answer import parameters, rounded
 from bench.report.blocks import Table, of_figures, of_words, tables
@@ -79,50 +80,46 @@ class Report:
     legend: Facts
 
 
-def build(results: dict[str, Any]) -> Report:
+def build(record: Record) -> Report:
     """Everything that the report says, from the record alone."""
     return Report(
-        run=run_line(results),
-        command=results["command"],
-        warnings=warnings(results),
-        environment=_environment(results["environment"]),
-        noise=_noise(results["noise_floor"]),
-        controls=_controls(results["noise_floor"].get("controls") or []),
-        measured=measured([results]),
-        advice=advice(results),
-        works=works(results),
-        techniques=[_technique(results, name) for name in techniques(results)],
-        legend=_legend(results["effort"]),
+        run=run_line(record),
+        command=record.command,
+        warnings=warnings(record),
+        environment=_environment(record.environment),
+        noise=_noise(record.noise_floor),
+        controls=_controls(record.noise_floor.controls),
+        measured=measured([record]),
+        advice=advice(record),
+        works=works(record),
+        techniques=[_technique(record, name) for name in techniques(record)],
+        legend=_legend(record.effort),
     )
 
 
 # The run and its machine -----------------------------------------------------------------------
 
 
-def run_line(results: dict[str, Any]) -> str:
+def run_line(record: Record) -> str:
     """Effort, blocks and start of the run."""
-    blocks = _blocks(results)
+    blocks = _blocks(record)
     plural = "" if blocks == 1 else "s"
-    return f"{results['effort']} effort · {blocks} block{plural} · started {results['started']}"
+    return f"{record.effort} effort · {blocks} block{plural} · started {record.started}"
 
 
-def _blocks(results: dict[str, Any]) -> int:
+def _blocks(record: Record) -> int:
     """In how many blocks the rows were timed that were in most."""
-    return max(map(block_count, results["cases"]), default=0)
-
-
-def _listed(value: Any) -> list:
-    return value if isinstance(value, list) else []
+    return max((case.timing.block_count for case in record.cases), default=0)
 
 
 SMALL, LARGE = 1e6, 1e7  # parameters: a step is mostly overhead, mostly arithmetic
 WIDEST = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "sve", "neon")
 
 
-def measured(runs: list[dict[str, Any]]) -> str:
+def measured(runs: list[Record]) -> str:
     """What was measured, in a sentence: the machines, their devices, how large the models are."""
-    machines = dict.fromkeys(machine_words(run["environment"]) for run in runs)
-    tasks_run = {case["task"] for run in runs for case in run["cases"] if case["status"] == "OK"}
+    machines = dict.fromkeys(machine_words(run.environment) for run in runs)
+    tasks_run = {case.task for run in runs for case in run.cases if case.status == "OK"}
     sizes = parameters(tasks_run)
     models = ""
     if sizes:
@@ -133,20 +130,19 @@ def measured(runs: list[dict[str, Any]]) -> str:
     return f"Measured on {' and '.join(machines)}{models}."
 
 
-def machine_words(found: dict[str, Any]) -> str:
+def machine_words(environment: Environment) -> str:
     """A machine in words: its CPU with its widest instructions, or its GPU."""
-    gpu = compact(at(found, "gpu", "name"))
-    device = f"the GPU {gpu}, on" if found.get("gpu") else "a CPU, no GPU:"
-    isa = [name for name in _listed(found.get("isa")) if isinstance(name, str)]
-    widest = next((name for name in WIDEST if name in isa), "")
-    cores = f"{compact(found.get('physical_cores'))} cores"
-    parts = filter(None, (widest, cores, _limits(found)))
-    return f"{device} {compact(found.get('cpu'))}, {', '.join(parts)}"
+    gpu = environment.gpu
+    device = f"the GPU {compact(gpu.get('name'))}, on" if gpu else "a CPU, no GPU:"
+    widest = next((name for name in WIDEST if name in environment.isa), "")
+    cores = f"{compact(environment.physical_cores)} cores"
+    parts = filter(None, (widest, cores, _limits(environment)))
+    return f"{device} {compact(environment.cpu)}, {', '.join(parts)}"
 
 
-def _limits(found: dict[str, Any]) -> str:
+def _limits(environment: Environment) -> str:
     """By which variables the instructions that libraries use were limited."""
-    return f"limited by {compact(found['isa_limits'])}" if found.get("isa_limits") else ""
+    return f"limited by {compact(environment.isa_limits)}" if environment.isa_limits else ""
 
 
 # Why a run is not finished, in words.
@@ -159,81 +155,78 @@ ENDED = {
 }
 
 
-def warnings(results: dict[str, Any]) -> list[str]:
+def warnings(record: Record) -> list[str]:
     """What a reader must know before any figure."""
-    found = []
-    if results["effort"] == "quick" or _blocks(results) == 1:
-        found.append(
+    lines = []
+    if record.effort == "quick" or _blocks(record) == 1:
+        lines.append(
             "PROVISIONAL: one block, no intervals, no verdicts. "
             "It shows that everything runs, and about how fast it is."
         )
-    if not results["finished"]:
-        found.append(ENDED.get(results.get("ended"), ENDED[None]))
-    return found + _busy(results)
+    if not record.finished:
+        lines.append(ENDED.get(record.ended, ENDED[None]))
+    return lines + _busy(record)
 
 
-def _busy(results: dict[str, Any]) -> list[str]:
+def _busy(record: Record) -> list[str]:
     """What else used the machine while steps were timed; before the run, where none were.
 
     The load is an average, in which a machine is still busy a minute after it is not.
     """
-    watched = [b for b in results.get("blocks") or [] if is_number(at(b, "others"))]
-    disturbed = sum(
-        b["others"] > MOST_OTHERS or (at(b, "stolen") or 0) > MOST_STOLEN for b in watched
-    )
+    watched = [block for block in record.blocks if block.others is not None]
+    disturbed = sum(b.others > MOST_OTHERS or (b.stolen or 0) > MOST_STOLEN for b in watched)
     if disturbed:
         return [
             f"BUSY MACHINE: in {disturbed} of {len(watched)} blocks other programs took more than "
             f"{MOST_OTHERS:.0%} of the cores, or the machine's host {MOST_STOLEN:.0%}."
         ]
-    load, cores = (results["environment"].get(name) for name in ("load", "logical_cores"))
-    if not watched and is_number(load) and is_number(cores) and load > cores:
+    load, cores = record.environment.load, record.environment.logical_cores
+    if not watched and load is not None and cores is not None and load > cores:
         return [f"BUSY MACHINE: load {load:.1f} on {cores} cores before the run."]
     return []
 
 
-def _environment(found: dict[str, Any]) -> Facts:
-    cores = f"{compact(found.get('physical_cores'))} physical"
-    cores += f", {compact(found.get('logical_cores'))} logical"
-    cores += f"; {compact(found.get('threads'))} threads used"
-    packages = found.get("packages") or {}
-    system = f"{compact(found.get('os'))}, governor {compact(found.get('governor'))}"
-    system += f", load {compact(found.get('load'))}"
-    system += f", C++ compiler {compact(found['compiler'])}" if "compiler" in found else ""
-    isa = ", ".join(filter(None, (compact(found.get("isa")), _limits(found))))
+def _environment(environment: Environment) -> Facts:
+    cores = f"{compact(environment.physical_cores)} physical"
+    cores += f", {compact(environment.logical_cores)} logical"
+    cores += f"; {compact(environment.threads)} threads used"
+    packages = environment.packages
+    system = f"{compact(environment.os)}, governor {compact(environment.governor)}"
+    system += f", load {compact(environment.load)}"
+    if environment.compiler is not None:
+        system += f", C++ compiler {compact(environment.compiler)}"
+    isa = ", ".join(filter(None, (compact(environment.isa), _limits(environment))))
     facts = [
-        ("CPU", f"{compact(found.get('cpu'))} ({isa})"),
+        ("CPU", f"{compact(environment.cpu)} ({isa})"),
         ("Cores", cores),
-        ("Memory", f"{number(scaled(found.get('memory_bytes'), 2**-30))} GiB"),
-        ("GPU", _gpu(found)),
+        ("Memory", f"{number(scaled(environment.memory_bytes, 2**-30))} GiB"),
+        *([("GPU", _gpu(environment.gpu))] if environment.gpu else []),
         ("System", system),
-        ("Peak", f"best matrix product: {_gflops(found.get('peak_flops'))} GFLOP/s"),
+        ("Peak", f"best matrix product: {_gflops(environment.peak_flops or {})} GFLOP/s"),
         ("PyTorch", compact(packages.get("pt"))),
         ("TensorFlow", compact(packages.get("tf"))),
-        ("Benchmark", f"python {compact(found.get('python'))}, {compact(packages.get('bench'))}"),
-        ("Allocator", compact(found.get("allocator"))),
-        ("oneDNN", compact(found.get("onednn"))),
-        ("Seeds", compact(found.get("seeds"))),
-        ("Order", compact(found.get("order"))),
+        ("Benchmark", f"python {compact(environment.python)}, {compact(packages.get('bench'))}"),
+        ("Allocator", compact(environment.allocator)),
+        ("oneDNN", compact(environment.onednn)),
+        ("Seeds", compact(environment.seeds)),
+        ("Order", compact(environment.order)),
     ]
-    facts += [("Energy", _counters(found["energy"]))] if "energy" in found else []
-    first = found.get("first_compile_s") or {}  # records of before have it in cold first calls
-    facts += [("First compile", _first_compile(name, took)) for name, took in first.items()]
-    return facts if found.get("gpu") else [fact for fact in facts if fact[0] != "GPU"]
+    if environment.energy is not None:
+        counters = ", ".join(environment.energy)
+        facts.append(("Energy", f"counted by {counters}" if counters else MISSING))
+    first = environment.first_compile_s or {}  # records of before have it in cold first calls
+    return facts + [("First compile", _first_compile(name, took)) for name, took in first.items()]
 
 
-def _gpu(environment: dict[str, Any]) -> str:
+def _gpu(gpu: dict[str, Any]) -> str:
     """A GPU's name, and what else is known of it."""
-    found = environment.get("gpu")
-    found = found if isinstance(found, dict) else {}
-    size, driver = compact(found.get("memory_bytes")), environment.get("driver")
+    size = compact(gpu.get("memory_bytes"))
     known = [
-        ("", found.get("name")),
-        ("", f"{number(int(size) * 2**-30)} GiB" if size.isdigit() else None),
-        ("compute capability ", found.get("compute_capability")),
-        ("CUDA ", found.get("cuda")),
-        ("the driver's CUDA ", found.get("driver")),
-        ("driver ", driver),
+        ("", gpu.get("name")),
+        ("", f"{number(int(size) * 2**-30)} GiB" if size.isdecimal() else None),
+        ("compute capability ", gpu.get("compute_capability")),
+        ("CUDA ", gpu.get("cuda")),
+        ("the driver's CUDA ", gpu.get("driver")),
     ]
     return ", ".join(f"{what}{compact(value)}" for what, value in known if value)
 
@@ -246,53 +239,40 @@ def _first_compile(name: str, seconds: float) -> str:
     )
 
 
-def _counters(names: Any) -> str:
-    """What counts the machine's energy."""
-    return f"counted by {', '.join(map(compact, names))}" if _listed(names) else MISSING
+def _gflops(peaks: dict[str, float]) -> str:
+    """The peak of each dtype in GFLOP/s."""
+    return ", ".join(f"{name} {number(scaled(p, 1e-9))}" for name, p in peaks.items()) or MISSING
 
 
-def _gflops(peaks: Any) -> str:
-    """Peaks in GFLOP/s, however deep they are nested."""
-    if isinstance(peaks, dict):
-        return ", ".join(f"{name} {_gflops(peak)}" for name, peak in peaks.items()) or MISSING
-    return number(scaled(peaks, 1e-9))
-
-
-def _noise(found: dict[str, Any]) -> Facts:
-    share = found.get("empty_sample_share")
-    shares = share if isinstance(share, dict) else {"": share}
-    each = ", ".join(
-        f"{FRAMEWORKS.get(name, name)} {percent(value)}".strip() for name, value in shares.items()
+def _noise(floor: NoiseFloor) -> Facts:
+    """How wide the run's intervals are, where there are any, and what the harness costs."""
+    facts = []
+    if floor.median_half_width is not None:
+        median, p90 = percent(floor.median_half_width), percent(floor.p90_half_width)
+        said = f"half-width of {floor.ratios} ratios' intervals: median {median}, 90% below {p90}"
+        facts.append(("Intervals", said))
+    shares = ", ".join(
+        f"{FRAMEWORKS.get(name, name)} {percent(share)}"
+        for name, share in floor.empty_sample_share.items()
     )
-    shortest = number(scaled(found.get("shortest_sample_s"), 1e3))
-    harness = f"adds to a sample: {each or MISSING}; the shortest sample: {shortest} ms"
-    return [*_precision(found), ("Harness", harness)]
+    shortest = number(scaled(floor.shortest_sample_s, 1e3))
+    harness = f"adds to a sample: {shares or MISSING}; the shortest sample: {shortest} ms"
+    return [*facts, ("Harness", harness)]
 
 
-def _precision(found: dict[str, Any]) -> Facts:
-    """How wide the run's intervals are; nothing where there is none."""
-    if not is_number(found.get("median_half_width")):
-        return []
-    count = f"{compact(found['ratios'])} " if is_number(found.get("ratios")) else ""
-    median, p90 = percent(found["median_half_width"]), percent(found.get("p90_half_width"))
-    return [
-        ("Intervals", f"half-width of {count}ratios' intervals: median {median}, 90% below {p90}")
-    ]
-
-
-def percent(share: Any) -> str:
+def percent(share: float | None) -> str:
     """A share in percent with two significant digits."""
-    return f"{scaled(share, 100):.2g}%" if is_number(share) else MISSING
+    return MISSING if share is None else f"{share * 100:.2g}%"
 
 
-def _controls(controls: list[dict]) -> Table | None:
+def _controls(controls: list[Control]) -> Table | None:
     rows = [
         [
-            framework_title(control),
-            compact(control.get("task")),
-            ratio(control.get("ratio"), control.get("ci")),
-            percent(control.get("sd")),
-            plain(control.get("verdict") or MISSING),
+            control.framework_title,
+            compact(control.task),
+            ratio(control.ratio, control.ci),
+            percent(control.sd),
+            plain(control.verdict or MISSING),
         ]
         for control in controls
     ]
@@ -332,72 +312,69 @@ def _legend(effort: str) -> Facts:
 # Techniques ------------------------------------------------------------------------------------
 
 
-def _technique(results: dict[str, Any], name: str) -> TechniquePart:
-    about = results["techniques"].get(name) or {}
-    cases = [case for case in results["cases"] if case["technique"] == name]
-    parts = [_task(results, name, task) for task in tasks(results, name)]
+def _technique(record: Record, name: str) -> TechniquePart:
+    about = record.techniques.get(name) or TechniqueNotes()
+    cases = [case for case in record.cases if case.technique == name]
     return TechniquePart(
-        title=about.get("title") or name,
+        title=about.title or name,
         variants=_variants(cases),
-        tasks=parts,
-        differs=about.get("differs_by_design") or [],
-        notes=[*(about.get("notes") or []), *_shared(cases, results["cases"])],
+        tasks=[_task(record, name, task) for task in tasks(record, name)],
+        differs=about.differs_by_design,
+        notes=[*about.notes, *_shared(cases, record.cases)],
         problems=_problems(cases),
-        same_work=_same_work(results, name),
+        same_work=_same_work(record, name),
         took_effect=_took_effect(cases),
     )
 
 
-def _variants(cases: list[dict]) -> Facts:
+def _variants(cases: list[Case]) -> Facts:
     """What each variant is called in plain words, where that says more than its name."""
-    found = {case["variant"]: title(case) for case in cases if case["role"] != "control"}
-    return [(name, words) for name, words in found.items() if words not in name.replace("_", " ")]
+    titles = {case.variant: title(case) for case in cases if case.role != "control"}
+    return [(name, words) for name, words in titles.items() if words not in name.replace("_", " ")]
 
 
-def _shared(cases: list[dict], every: list[dict]) -> list[str]:
+def _shared(cases: list[Case], every: list[Case]) -> list[str]:
     """Which rows show the figures of another technique's, whose program is the same."""
-    by_id = {case["id"]: case for case in every}
-    found = {
-        (case["variant"], other["technique"], other["variant"])
+    by_id = {case.id: case for case in every}
+    shown = {
+        (case.variant, other.technique, other.variant)
         for case in cases
-        if (other := by_id.get(case.get("program"))) and other is not case
+        if (other := by_id.get(case.program_id)) and other is not case
     }
     return [
-        f"{own} is the same program as {variant} of {technique}, and was measured once: times, "
+        f"{variant} is the same program as {other} of {technique}, and was measured once: times, "
         "first call and memory are that row's."
-        for own, technique, variant in sorted(found)
+        for variant, technique, other in sorted(shown)
     ]
 
 
-def _task(results: dict[str, Any], technique: str, task: str) -> TaskPart:
-    found = view(results, technique, task)
-    reasons = _grouped(
-        (found.pair(c), c["reason"], c) for c in found.comparisons if c.get("reason")
-    )
-    made = tables(found, results["tasks"].get(task_of(task)) or {})
-    made += filter(None, [graphs.table(found)])
-    return TaskPart(task, made, reasons, graphs.differences(found))
+def _task(record: Record, technique: str, task: str) -> TaskPart:
+    of_task = view(record, technique, task)
+    reasons = _grouped((of_task.pair(c), c.reason, c) for c in of_task.comparisons if c.reason)
+    made = tables(of_task, record.tasks.get(task_of(task)) or TaskFacts())
+    made += filter(None, [graphs.table(of_task)])
+    return TaskPart(task, made, reasons, graphs.differences(of_task))
 
 
-def _problems(cases: list[dict]) -> Facts:
+def _problems(cases: list[Case]) -> Facts:
     """Each case that is not OK, or lacks a figure, with its reason."""
     return _grouped(
-        (f"{_status(case)}: {title_of(case)}", case.get("reason") or "no reason given", case)
+        (f"{_status(case)}: {case.full_title}", case.reason or "no reason given", case)
         for case in cases
-        if case["status"] != "OK" or case.get("reason")
+        if case.status != "OK" or case.reason
     )
 
 
-def _status(case: dict) -> str:
-    return "IN PART" if case["status"] == "OK" else case["status"]
+def _status(case: Case) -> str:
+    return "IN PART" if case.status == "OK" else case.status
 
 
-def _grouped(found: Iterable[tuple[str, str, dict]]) -> Facts:
+def _grouped(facts: Iterable[tuple[str, str, Case | Comparison]]) -> Facts:
     """Facts of (label, text, where), each once, followed by all the places where it holds."""
     places: dict[tuple[str, str], dict[str, list[str]]] = {}
-    for label, text, where in found:
-        batches = places.setdefault((label, text), {}).setdefault(work_of(where), [])
-        batches.append(str(where["batch_size"]))
+    for label, text, where in facts:
+        batches = places.setdefault((label, text), {}).setdefault(where.task_title, [])
+        batches.append(str(where.batch_size))
     return [
         (label, f"{text} ({'; '.join(f'{t} batch {_list(b)}' for t, b in by_task.items())})")
         for (label, text), by_task in places.items()
@@ -408,37 +385,37 @@ def _list(words: list[str]) -> str:
     return ", ".join(dict.fromkeys(words))
 
 
-def _same_work(results: dict[str, Any], technique: str) -> Facts:
+def _same_work(record: Record, technique: str) -> Facts:
     """For each variant, how many pairs of twins carry a matching certificate."""
-    views = [view(results, technique, task) for task in tasks(results, technique)]
-    cases = {case["id"]: case for case in resolved(results["cases"])}
-    pairs: dict[str, list[dict]] = {}
-    for found in views:
-        for row in (row for rows in found.rows.values() for row in rows):
-            if comparison := found.twins(row):
-                pairs.setdefault(comparison["variant"], []).append(comparison)
-    return [(variant, _certified(found, cases)) for variant, found in pairs.items()]
+    cases = {case.id: case for case in resolved(record.cases)}
+    pairs: dict[str, list[Comparison]] = {}
+    for task in tasks(record, technique):
+        of_task = view(record, technique, task)
+        for row in (row for rows in of_task.rows.values() for row in rows):
+            if comparison := of_task.twins(row):
+                pairs.setdefault(comparison.variant, []).append(comparison)
+    return [(variant, _certified(twins, cases)) for variant, twins in pairs.items()]
 
 
-def _certified(pairs: list[dict], cases: dict[str, dict]) -> str:
-    matched = sum(c.get("verdict") != DIFFERENT and not c.get("reason") for c in pairs)
-    sides = [(cases.get(c["numerator"]), cases.get(c["denominator"])) for c in pairs]
-    proven = [pair for pair in sides if all(at(case, "blocks") for case in pair)]
-    apart = [value for pair in proven if is_number(value := largest_difference(*pair))]
-    return f"{matched} of {len(pairs)} pairs match; losses apart by {_most(apart)}"
+def _certified(pairs: list[Comparison], cases: dict[str, Case]) -> str:
+    matched = sum(pair.verdict != DIFFERENT and not pair.reason for pair in pairs)
+    sides = [(cases.get(pair.numerator), cases.get(pair.denominator)) for pair in pairs]
+    proven = [pair for pair in sides if all(case and case.blocks for case in pair)]
+    largest = [value for pair in proven if is_number(value := largest_difference(*pair))]
+    return f"{matched} of {len(pairs)} pairs match; losses apart by {_most(largest)}"
 
 
 def _most(values: list[float]) -> str:
     return f"at most {max(values):.1e}" if values and max(values) else "0" if values else MISSING
 
 
-def _took_effect(cases: list[dict]) -> Facts:
+def _took_effect(cases: list[Case]) -> Facts:
     """The proof that each variant happened, over all tasks and batch sizes, but for its graphs."""
-    found: dict[str, list[dict]] = {}
+    proofs: dict[str, list[dict]] = {}
     for case in cases:
-        if case.get("evidence") and case["role"] != "control":
-            found.setdefault(title_of(case), []).append(graphs.without(case["evidence"]))
-    return [(title, compact(_inner(merge(proofs)))) for title, proofs in found.items()]
+        if case.evidence and case.role != "control":
+            proofs.setdefault(case.full_title, []).append(graphs.without(case.evidence))
+    return [(title, compact(_inner(merge(every)))) for title, every in proofs.items()]
 
 
 def _inner(proof: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import cache, partial
 from pathlib import Path
 
-from bench.analysis.reading import load, results_file
+from bench.record import load, results_file
 from bench.report import csv_export, page, tables
 from bench.report.content import build
 from bench.report.replace import write_atomically
@@ -22,14 +22,14 @@ def write_reports(path: str | Path, formats: Iterable[str] = FORMATS) -> list[Pa
     Each replaces the old one whole, and none does unless all could be made. Raises ValueError as
     `load` does, and where the folder cannot be written.
     """
-    results, file = load(path), results_file(path)
+    record, file = load(path), results_file(path)
     answer = file.with_name(OWN)
-    own = answer.read_text("utf-8").rstrip() if answer.exists() else ""
-    report = cache(partial(build, results))  # of both pages
+    answered = answer.read_text("utf-8").rstrip() if answer.exists() else ""
+    report = cache(partial(build, record))  # of both pages
     makers = {
-        "markdown": lambda: tables.markdown(results, report()),
-        "html": lambda: page.html(results, own, report()),
-        "csv": lambda: csv_export.csv_text(results),
+        "markdown": lambda: tables.markdown(record, report()),
+        "html": lambda: page.html(record, answered, report()),
+        "csv": lambda: csv_export.csv_text(record),
     }
     texts = {file.with_name(FORMATS[name]): makers[name]() for name in formats}
     write_atomically(texts)

@@ -10,13 +10,13 @@ import base64
 import hashlib
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from markupsafe import Markup
 
 from bench.analysis.decisions import FAMILIES, Limits, Work, family_of
 from bench.analysis.decisions import answer as decide
 from bench.analysis.reading import View, task_of, techniques, view
+from bench.record import Record, TaskFacts
 from bench.report import advised, answer, charts, gains, svg
 from bench.report.blocks import Table, phases
 from bench.report.content import Facts, Report, TaskPart, TechniquePart, build
@@ -58,14 +58,14 @@ class Decision:
 FIRST = 6  # aims on the first screen; what follows is folded
 
 
-def html(results: dict[str, Any], own: str = "", report: Report | None = None) -> str:
+def html(record: Record, own: str = "", report: Report | None = None) -> str:
     """The whole page. own: the answer of a run on a user's model, as text.
 
-    report: of `results`, if it is made.
+    report: of `record`, if it is made.
     """
-    report = report or build(results)
+    report = report or build(record)
     style, script = (_asset(name) for name in ("report.css.j2", "report.js.j2"))
-    sections = _sections(results, report)
+    sections = _sections(record, report)
     shown, more = advised.first(report.advice, FIRST)
     return (
         svg.environment()
@@ -74,9 +74,9 @@ def html(results: dict[str, Any], own: str = "", report: Report | None = None) -
             report=report,
             own=own,
             gains=gains.chart(report.works),
-            summaries=[advised.table(part, results["cases"]) for part in (shown, more) if part],
+            summaries=[advised.table(part, record.cases) for part in (shown, more) if part],
             legend=advised.LEGEND,
-            decisions=[_decision(results, work) for work in report.works],
+            decisions=[_decision(record, work) for work in report.works],
             families={
                 name: [s for s in sections if s.family == name]
                 for name in FAMILIES
@@ -84,7 +84,7 @@ def html(results: dict[str, Any], own: str = "", report: Report | None = None) -
             },
             family_titles=FAMILY_TITLES,
             sections=sections,
-            noise=charts.controls_forest(results["noise_floor"].get("controls") or []),
+            noise=charts.controls_forest(record.noise_floor.controls),
             same_work=SAME_WORK,
             graphs=GRAPHS,
             verdicts=VERDICTS,
@@ -96,8 +96,8 @@ def html(results: dict[str, Any], own: str = "", report: Report | None = None) -
     )
 
 
-def _decision(results: dict[str, Any], work: Work) -> Decision:
-    found = [each for goal in work.goals if (each := decide(results, work, goal, Limits()))]
+def _decision(record: Record, work: Work) -> Decision:
+    found = [each for goal in work.goals if (each := decide(record, work, goal, Limits()))]
     said = [(answer.measure(each.goal, each.limits), answer.lines(each)) for each in found]
     return Decision(work.title, len(work.options), said, answer.decision_table(work))
 
@@ -144,13 +144,13 @@ def _hash(text: str) -> str:
 # Techniques --------------------------------------------------------------------------------------
 
 
-def _sections(results: dict[str, Any], report: Report) -> list[Section]:
+def _sections(record: Record, report: Report) -> list[Section]:
     sections: list[Section] = []
-    for name, part in zip(techniques(results), report.techniques, strict=True):
+    for name, part in zip(techniques(record), report.techniques, strict=True):
         tasks = []
         for task in part.tasks:
-            about = results["tasks"].get(task_of(task.title)) or {}
-            made = blocks(view(results, name, task.title), task.tables, about)
+            about = record.tasks.get(task_of(task.title)) or TaskFacts()
+            made = blocks(view(record, name, task.title), task.tables, about)
             tasks.append((task, made))
         anchor = "technique-" + (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "x")
         while anchor in [section.anchor for section in sections]:
@@ -159,16 +159,16 @@ def _sections(results: dict[str, Any], report: Report) -> list[Section]:
     return sections
 
 
-def blocks(found: View, tables: list[Table], task: dict) -> list[Piece]:
+def blocks(of_task: View, tables: list[Table], task: TaskFacts) -> list[Piece]:
     """The tables in their order, each with its charts; some charts bring a table of their own."""
     made = []
     for table in tables:
-        drawn = [charts.forest(found)] if table.name == "ratios" else []
-        drawn += lifetimes(found) if table.name == "lifetimes" else []
-        drawn += curves(found) if table.name == "accuracy" else []
+        drawn = [charts.forest(of_task)] if table.name == "ratios" else []
+        drawn += lifetimes(of_task) if table.name == "lifetimes" else []
+        drawn += curves(of_task) if table.name == "accuracy" else []
         made.append(Piece(table, [chart for chart in drawn if chart]))
-        if table.name == "memory" and (bars := charts.memory_bars(found)):
-            made.append(Piece(phases(found.rows), [bars]))
+        if table.name == "memory" and (bars := charts.memory_bars(of_task)):
+            made.append(Piece(phases(of_task.rows), [bars]))
         if table.name == "accuracy":
-            made += [Piece(*each) for each in tradeoffs(found, task)]
+            made += [Piece(*each) for each in tradeoffs(of_task, task)]
     return made

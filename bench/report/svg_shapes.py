@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from math import ceil, floor, log10
 from typing import Any
 
-from bench.analysis.reading import FRAMEWORKS
-from bench.report.text import cells, plain
+from rich.text import Text
+
+from bench.record import FRAMEWORKS, Case, Control
+from bench.report.text import plain
 
 LONGEST_LABEL = 46  # cells; the whole of it stands in the table
 MOST_TICKS = 7
@@ -155,15 +157,9 @@ def tick_text(value: float) -> str:
 
 def short(text: str) -> str:
     """A label's beginning where it is too long."""
-    text = plain(text)
-    if cells(text) <= LONGEST_LABEL:
-        return text
-    kept = ""
-    for character in text:
-        if cells(kept + character) >= LONGEST_LABEL:
-            break
-        kept += character
-    return f"{kept}…"
+    label = Text(plain(text))
+    label.truncate(LONGEST_LABEL, overflow="ellipsis")
+    return label.plain
 
 
 def across(axis: Scale, top: float, bottom: float) -> list[Any]:
@@ -186,9 +182,9 @@ def up_and_across(axis: Scale, up: Scale) -> list[Any]:
     return shapes
 
 
-def side_of(case: dict) -> str:
+def side_of(case: Case | Control) -> str:
     """The symbol of a case's framework."""
-    return case["framework"] if case["framework"] in FRAMEWORKS else "both"
+    return case.framework if case.framework in FRAMEWORKS else "both"
 
 
 def letters(count: int) -> list[str]:

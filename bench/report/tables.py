@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from rich import box
+from rich.measure import measure_renderables
+from rich.table import Table as RichTable
+from rich.text import Text
 
+from bench.record import Record
 from bench.report import advised, answer
-from bench.report.blocks import Table
+from bench.report.blocks import Column, Table
 from bench.report.content import Facts, Report, TechniquePart, build
-from bench.report.text import GAP, column_widths, hanging, least_widths, plain, row_lines, wrap
+from bench.report.text import CONSOLE, GAP, hanging, plain, wrap
 
 SMALLEST_WIDTH = 60
 MOST_LINES = 31  # of the answer; the way on takes the rest of the first 40
 LONGEST_LABEL = 32  # cells; a longer one stands on a line of its own
+LONGEST_WORD = 24  # cells; a longer one is broken rather than that a column takes more
 LONGEST_REASON = 400  # characters in the terminal; report.md has it whole
 GRAPHS = "How the graphs of twins differ"
 SAME_WORK = "Same work (certificates of twins: initial weights, first losses)"
@@ -28,23 +33,23 @@ SAME_WORK = "Same work (certificates of twins: initial weights, first losses)"
 # Terminal --------------------------------------------------------------------------------------
 
 
-def answered(results: dict[str, Any], width: int = 80) -> str:
+def answered(record: Record, width: int = 80) -> str:
     """The answer alone: `MOST_LINES` lines at most, no line wider than `width` (60 at least)."""
-    report, width = build(results), max(width, SMALLEST_WIDTH)
+    report, width = build(record), max(width, SMALLEST_WIDTH)
     lines = [*_heading("What to use", "=", width), *wrap(plain(report.measured), width)]
     lines += [line for warning in report.warnings for line in _loud(warning, width)]
     lines += ["", *advised.lines(report.advice, width, MOST_LINES - len(lines) - 1)]
     return "\n".join(lines) + "\n"
 
 
-def terminal(results: dict[str, Any], width: int = 80) -> str:
+def terminal(record: Record, width: int = 80) -> str:
     """The answer, then all tables, as plain text, no line wider than `width` cells."""
-    return f"{answered(results, width)}\n\n{detail(results, width)}"
+    return f"{answered(record, width)}\n\n{detail(record, width)}"
 
 
-def detail(results: dict[str, Any], width: int = 80) -> str:
+def detail(record: Record, width: int = 80) -> str:
     """The run, its machine and all tables."""
-    report, width = build(results), max(width, SMALLEST_WIDTH)
+    report, width = build(record), max(width, SMALLEST_WIDTH)
     lines = [*_heading("twinbench", "=", width), *wrap(plain(report.run), width)]
     lines += hanging("$", plain(report.command), width, 2)
     lines += [line for warning in report.warnings for line in ["", *_loud(warning, width)]]
@@ -124,80 +129,88 @@ def grid(table: Table, width: int, prefix: str = "") -> list[str]:
     title = plain(f"{prefix} · {table.title}" if prefix else table.title)
     lines = []
     for number, part in enumerate(_parts(table, width)):
-        more = ["", *wrap(f"{title} (continued)", width)] if number else wrap(title, width)
-        lines += [*more, *_part(part, width)]
+        lines += ["", *wrap(f"{title} (continued)", width)] if number else wrap(title, width)
+        lines += _drawn(part, width)
     return lines
 
 
-def _parts(table: Table, width: int) -> list[Table]:
-    """The table in pieces that fit without breaking words, each with the columns of names."""
-    rows = [[column.head for column in table.columns], *(r for r in table.rows if any(r[1:]))]
-    rows.append(_lone_groups(table))
-    least = least_widths([[plain_lines(cell) for cell in row] for row in rows])
-    rights = [column.right for column in table.columns]
-    names = rights.index(True) if True in rights else len(rights)
-    start = sum(least[:names]) + GAP * names
-    parts: list[list[int]] = [[]]
-    for place in range(names, len(least)):
-        taken = start + sum(least[n] + GAP for n in parts[-1])
-        if parts[-1] and taken + least[place] > width:
-            parts.append([])
-        parts[-1].append(place)
-    return [_with_columns(table, [*range(names), *part]) for part in parts]
+@dataclass(frozen=True)
+class _TextColumn:
+    """A column as text, and how many cells it takes at least and at most."""
+
+    column: Column
+    head: Text
+    cells: list[Text]
+    least: int
+    most: int
 
 
-def _with_columns(table: Table, places: list[int]) -> Table:
-    rows = [[row[place] for place in places] for row in table.rows]
-    return replace(table, columns=[table.columns[place] for place in places], rows=rows)
-
-
-def plain_lines(cell: str) -> str:
+def _text(cell: str) -> Text:
     """A cell whose lines are each of printable characters."""
-    return "\n".join(map(plain, cell.split("\n")))
+    return Text("\n".join(map(plain, cell.split("\n"))))
 
 
-def _part(table: Table, width: int) -> list[str]:
-    heads = [plain_lines(column.head) for column in table.columns]
-    rows = [list(map(plain_lines, row)) for row in table.rows]
-    whole = [_lone_groups(table), heads, *(row for row in rows if any(row[1:]))]
-    widths = column_widths(whole, width)
-    right = [column.right for column in table.columns]
-    lines = _groups(table, widths)
-    lines += [*row_lines(heads, widths, right), (" " * GAP).join("-" * each for each in widths)]
-    for place, row in enumerate(rows):
-        if any(row[1:]):
-            lines += row_lines(row, widths, right)
-        else:
-            lines += [*([""] if place else []), *wrap(row[0], width)]
-    return lines
+def _as_text(table: Table, place: int, before: list[_TextColumn]) -> _TextColumn:
+    """A column beside those `before`: over its head stands its framework, unless it is theirs."""
+    column, head = table.columns[place], table.columns[place].head
+    if any(each.group for each in table.columns):
+        missing = max(each.head.count("\n") for each in table.columns) - head.count("\n")
+        is_first = not before or before[-1].column.group != column.group
+        head = f"{column.group if is_first else ''}\n{missing * chr(10)}{head}"
+    cells = [_text(row[place]) for row in table.rows]
+    # A subheading stands over its rows and may be wrapped.
+    shown = [cell for cell, row in zip(cells, table.rows, strict=True) if any(row[1:])]
+    wide = measure_renderables(CONSOLE, CONSOLE.options, [_text(head), *shown])
+    return _TextColumn(column, _text(head), cells, min(LONGEST_WORD, wide.minimum), wide.maximum)
 
 
-def _lone_groups(table: Table) -> list[str]:
-    """The frameworks that stand over one column, which has to have room for the name."""
-    columns = Counter(column.group for column in table.columns)
-    return [c.group if columns[c.group] == 1 else "" for c in table.columns]
+def _parts(table: Table, width: int) -> list[list[_TextColumn]]:
+    """The columns in parts that fit without breaking words, each with the columns of names."""
+    names: list[_TextColumn] = []
+    parts = [names]
+    for place, column in enumerate(table.columns):
+        if not column.right and len(names) == place:
+            names.append(_as_text(table, place, names))
+            continue
+        added = _as_text(table, place, parts[-1])
+        least = sum(each.least + GAP for each in parts[-1]) + added.least
+        if parts[-1] is not names and least > width:
+            parts.append(names)
+            added = _as_text(table, place, names)
+        parts[-1] = [*parts[-1], added]
+    return parts
 
 
-def _groups(table: Table, widths: list[int]) -> list[str]:
-    """The line that names the framework over its columns, or none."""
-    spans: list[tuple[str, int]] = []
-    for column, width in zip(table.columns, widths, strict=True):
-        if spans and spans[-1][0] == column.group:
-            spans[-1] = (column.group, spans[-1][1] + GAP + width)
-        else:
-            spans.append((column.group, width))
-    if len(spans) == 1:
-        return []
-    names = [f"{group} ".ljust(width, "-") if group else " " * width for group, width in spans]
-    return [(" " * GAP).join(name[:width] for name, (_, width) in zip(names, spans, strict=True))]
+def _widths(columns: list[_TextColumn], width: int) -> list[int]:
+    """Cells of each column: what it takes, or less of what can be wrapped, words before figures."""
+    widths, room = [column.most for column in columns], width - GAP * (len(columns) - 1)
+    while sum(widths) > room:
+        places = range(len(columns))
+        loose = [n for n in places if widths[n] > columns[n].least] or places
+        widths[max(loose, key=lambda n: (not columns[n].column.right, widths[n]))] -= 1
+    return widths
+
+
+def _drawn(columns: list[_TextColumn], width: int) -> list[str]:
+    """Heads, a rule and rows of columns that fit into `width`; a blank line before subheadings."""
+    drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for column, cells in zip(columns, _widths(columns, width), strict=True):
+        justify = "right" if column.column.right else "left"
+        drawn.add_column(column.head, width=cells, justify=justify, overflow="fold")
+    for place, row in enumerate(zip(*(column.cells for column in columns), strict=True)):
+        if place and not any(row[1:]):
+            drawn.add_row()
+        drawn.add_row(*row)
+    lines = CONSOLE.render_lines(drawn, CONSOLE.options.update_width(width), pad=False)
+    return ["".join(segment.text for segment in line).rstrip() for line in lines]
 
 
 # Markdown --------------------------------------------------------------------------------------
 
 
-def markdown(results: dict[str, Any], report: Report | None = None) -> str:
-    """The whole report as GitHub-flavoured Markdown. report: of `results`, if it is made."""
-    report = report or build(results)
+def markdown(record: Record, report: Report | None = None) -> str:
+    """The whole report as GitHub-flavoured Markdown. report: of `record`, if it is made."""
+    report = report or build(record)
     return (
         _environment()
         .get_template("report.md.j2")
@@ -205,7 +218,7 @@ def markdown(results: dict[str, Any], report: Report | None = None) -> str:
             report=report,
             same_work=SAME_WORK,
             graphs=GRAPHS,
-            answer=Markup(advised_table(advised.table(report.advice, results["cases"]))),
+            answer=Markup(advised_table(advised.table(report.advice, record.cases))),
             legend=advised.LEGEND,
         )
     )
