@@ -86,8 +86,8 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     if not work.settings:  # it is the plain one
         return {"operator_dtypes": dtypes, "repeated_products": 0}, None
     usual = impl.kit.runtime.operator_dtypes(plain(impl, work).step, *batch)
-    counts = [sum(d["matmul"].values()) for d in (dtypes, usual)]
-    repeated = counts[0] - counts[1]
+    counts = [sum(sum(kind.values()) for kind in d.values()) for d in (dtypes, usual)]
+    repeated = counts[0] - counts[1]  # matrix products and convolutions
     least = 1 if work.task.model.from_file else LEAST_PRODUCTS_A_BLOCK
     expected = least * len(_recomputed(impl, work))
     applied = repeated >= expected if expected else repeated == 0
