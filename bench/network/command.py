@@ -19,7 +19,6 @@ off at 8, and projects the step of a job, which the options describe, for 8 to 1
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -98,9 +97,9 @@ def _hosts(given: argparse.Namespace) -> int:
 def _sweeps(given: argparse.Namespace) -> int:
     begun = sweeps.load(given.record, unfinished=True) if given.record.exists() else None
     for record in sweeps.measure(given.framework, begun):
-        write_atomically({given.record: json.dumps(record, indent=1) + "\n"})
-        last = record["sweeps"][-1]
-        print(f"{last['replicas']} hosts, {last['bandwidth_bit_s']:.0f} bit/s", file=sys.stderr)
+        write_atomically({given.record: sweeps.encode(record)})
+        last = record.sweeps[-1]
+        print(f"{last.replicas} hosts, {last.bandwidth_bit_s:.0f} bit/s", file=sys.stderr)
     return 0
 
 

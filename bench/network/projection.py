@@ -37,21 +37,21 @@ def content(records: list[Record], job: Job) -> list[str | Table]:
 
 
 def _framework(record: Record, job: Job) -> list[str | Table]:
-    title = TITLES[record["framework"]]
+    title = TITLES[record.framework]
     every = sweeps.points(record)
     model = ring.fit([point for point in every if point.replicas in FITTED_AT])
     unseen = [point for point in every if point.replicas == VALIDATED_AT]
     checked = ring.validate(model, unseen)
-    absent = NO_UPSTREAM.get(record["framework"], set())
+    absent = NO_UPSTREAM.get(record.framework, set())
     projected = {
         name: ring.project(model, checked, cost, job)
         for name, cost in ring.STRATEGIES.items()
         if name not in absent
     }
-    package = sweeps.PACKAGES[record["framework"]]
+    package = sweeps.PACKAGES[record.framework]
     measured = (
-        f"Measured on {record['environment']['cpu']} with {package} {record['version']}, "
-        f"{record['started']}, load {number(record['environment'].get('load'))} at the start. "
+        f"Measured on {record.environment.cpu} with {package} {record.version}, "
+        f"{record.started}, load {number(record.environment.load)} at the start. "
         f"The model is off by {checked.mean:.1%} in the mean and by {checked.largest:+.1%} at most "
         f"at {VALIDATED_AT} hosts, which it was not fitted to."
     )

@@ -15,12 +15,15 @@ from importlib import metadata
 from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Literal
 
-from bench.analysis.values import is_number
+import msgspec
+from msgspec import Meta
+
 from bench.harness import machine
 from bench.network.hosts import Hosts, Link
 from bench.network.ring import Measured
+from bench.record import Base, Environment, Positive
 from shared import scratch
 
 SCHEMA = 1
@@ -31,7 +34,29 @@ REPEATS = 9
 LIMIT_S = 150  # for one sweep, the start of its processes included
 PACKAGES = {"pt": "torch", "tf": "tensorflow"}
 
-Record = dict[str, Any]
+
+class Sweep(Base, frozen=True, kw_only=True, eq=False):
+    """All-reduces between some hosts over one link.
+
+    seconds: by bytes as text, one value for each repetition: that of the host that took longest
+    """
+
+    replicas: Annotated[int, Meta(gt=0)]
+    latency_s: Positive
+    bandwidth_bit_s: Positive
+    seconds: dict[str, Annotated[list[Positive], Meta(min_length=1)]]
+
+
+class Record(Base, frozen=True, kw_only=True, eq=False):
+    """The sweeps of one framework on one machine."""
+
+    schema_version: Literal[1]
+    framework: Literal["pt", "tf"]
+    version: str
+    started: str
+    finished: bool
+    environment: Environment
+    sweeps: list[Sweep]
 
 
 def measure(framework: str, begun: Record | None = None) -> Iterator[Record]:
@@ -42,49 +67,48 @@ def measure(framework: str, begun: Record | None = None) -> Iterator[Record]:
     Raises Refused where there can be no hosts, RuntimeError where a program fails, ValueError where
     `begun` is of another machine or version.
     """
-    record = {
-        "schema_version": SCHEMA,
-        "framework": framework,
-        "version": metadata.version(PACKAGES[framework]),
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "finished": False,
-        "environment": machine.describe(threads=1),
-        "sweeps": [],
-    }
+    record = Record(
+        schema_version=SCHEMA,
+        framework=framework,
+        version=metadata.version(PACKAGES[framework]),
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        finished=False,
+        environment=machine.describe(threads=1),
+        sweeps=[],
+    )
     if begun:
         if _conditions(begun) != _conditions(record):
             raise ValueError("the record is of another framework, version or machine")
         record = begun
-    done = [(one["replicas"], one["latency_s"], one["bandwidth_bit_s"]) for one in record["sweeps"]]
-    every = [*product((*FITTED_AT, VALIDATED_AT), LINKS)]
-    for replicas, link in every:
+    done = [(one.replicas, one.latency_s, one.bandwidth_bit_s) for one in record.sweeps]
+    wanted = [*product((*FITTED_AT, VALIDATED_AT), LINKS)]
+    for replicas, link in wanted:
         if (replicas, link.latency, link.bandwidth) not in done:
-            record["sweeps"].append(sweep(framework, replicas, link))
-            record["finished"] = len(record["sweeps"]) == len(every)
+            sweeps = [*record.sweeps, sweep(framework, replicas, link)]
+            record = record.but(sweeps=sweeps, finished=len(sweeps) == len(wanted))
             yield record
 
 
-def _conditions(record: Record) -> list:
-    environment = record["environment"]
-    same = ("schema_version", "framework", "version")
-    return [*(record[name] for name in same), environment["cpu"], environment["logical_cores"]]
+def _conditions(record: Record) -> tuple:
+    environment = record.environment
+    return record.framework, record.version, environment.cpu, environment.logical_cores
 
 
-def sweep(framework: str, replicas: int, link: Link) -> Record:
-    """The seconds of each all-reduce by its bytes: those of the host that took longest."""
+def sweep(framework: str, replicas: int, link: Link) -> Sweep:
+    """Time each all-reduce between so many hosts."""
     program = [sys.executable, "-m", f"{framework}_impl.kit.collectives"]
     program += ["--floats", ",".join(map(str, FLOATS)), "--repeats", str(REPEATS)]
     with Hosts(replicas, link, seconds=LIMIT_S) as hosts:
         answers = [json.loads(text) for text in run_on_each(hosts, program)]
-    return {
-        "replicas": replicas,
-        "latency_s": link.latency,
-        "bandwidth_bit_s": link.bandwidth,
-        "seconds": {
+    return Sweep(
+        replicas=replicas,
+        latency_s=link.latency,
+        bandwidth_bit_s=link.bandwidth,
+        seconds={
             str(4 * count): list(map(max, *(answer[str(count)] for answer in answers)))
             for count in FLOATS
         },
-    }
+    )
 
 
 def run_on_each(hosts: Hosts, program: list[str]) -> list[str]:
@@ -130,45 +154,38 @@ def load(path: Path, *, unfinished: bool = False) -> Record:
     unfinished: take one that was cut short, and no other
     """
     try:
-        record = json.loads(path.read_text("utf-8"))
+        record = msgspec.json.decode(path.read_bytes(), type=Record)
+        points(record)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError):
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{path}: not a record of sweeps ({error})") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise ValueError(f"{path}: not JSON, or cut off before its end") from None
-    try:
-        _check(record, unfinished)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: not a record of sweeps ({error!r})") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+    if record.finished is unfinished:
+        reason = "it is finished" if unfinished else "its run was cut short: measure on"
+        raise ValueError(f"{path}: {reason}")
     return record
 
 
-def _check(record: Record, unfinished: bool) -> None:
-    if record["schema_version"] != SCHEMA:
-        raise ValueError(f"its schema is {record['schema_version']!r}, this program reads {SCHEMA}")
-    if record["framework"] not in PACKAGES:
-        raise ValueError(f"there is no framework {record['framework']!r}")
-    if record["finished"] is unfinished:
-        raise ValueError("it is finished" if unfinished else "its run was cut short: measure on")
-    words = (record["version"], record["started"], record["environment"]["cpu"])
-    if not all(isinstance(word, str) for word in words):
-        raise ValueError("its version, start and cpu are not texts")
-    for point in points(record):
-        if not all(is_number(value) and value > 0 for value in vars(point).values()):
-            raise ValueError(f"{point} is not a measurement")
+def encode(record: Record) -> str:
+    """A record as JSON."""
+    return msgspec.json.format(msgspec.json.encode(record), indent=1).decode() + "\n"
 
 
 def points(record: Record) -> list[Measured]:
-    """A point for each number of hosts, link and size: the median of its repetitions."""
-    return [
-        Measured(
-            replicas=one["replicas"],
-            latency=one["latency_s"],
-            bandwidth=one["bandwidth_bit_s"],
-            size=float(size),
-            seconds=median(seconds),
-        )
-        for one in record["sweeps"]
-        for size, seconds in one["seconds"].items()
-    ]
+    """A point for each number of hosts, link and size: the median of its repetitions.
+
+    Raises ValueError where a size is no number of bytes.
+    """
+    measured = []
+    for one in record.sweeps:
+        for text, seconds in one.seconds.items():
+            size = float(text)
+            if not 0 < size < float("inf"):
+                raise ValueError(f"{text} is no number of bytes")
+            link = one.latency_s, one.bandwidth_bit_s
+            measured.append(Measured(one.replicas, *link, size, median(seconds)))
+    return measured

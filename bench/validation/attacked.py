@@ -17,10 +17,10 @@ from datetime import UTC, datetime
 
 from scipy import stats
 
-from bench.analysis.reading import FRAMEWORKS
 from bench.harness import machine
 from bench.harness.folders import replace_file
 from bench.harness.processes import ROOT
+from bench.record import FRAMEWORKS
 from bench.report.blocks import Table, of_figures, of_words
 from bench.report.tables import markdown_table
 from shared.growth import LEAK

@@ -30,10 +30,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from bench.analysis.bounds import LOOKS
-from bench.analysis.reading import load, results_file
 from bench.harness.folders import new_folder, replace_file
 from bench.harness.plan import EFFORT, FRAMEWORKS
 from bench.harness.run import SEED
+from bench.record import load, results_file
 from bench.report import parsers
 from bench.validation import (
     attacked,
@@ -174,12 +174,15 @@ def _measure(given: argparse.Namespace) -> int:
 
 
 def _simulate(given: argparse.Namespace) -> int:
+    lost = {}
     try:
         file = results_file(given.path)
         content = json.loads(file.read_text(encoding="utf-8"))
-        record = load(file) if "schema_version" in content else None
-        noise = replay.noise_of(record) if record else controls.noise_of(content)
-        lost = replay.accuracy_noise_of(record) if record else {}
+        if "schema_version" in content:
+            record = load(file)
+            noise, lost = replay.noise_of(record), replay.accuracy_noise_of(record)
+        else:
+            noise = controls.noise_of(content)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{given.path} is no record, nor a validation.json of `measure`: {error}"

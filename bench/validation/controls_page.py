@@ -17,10 +17,10 @@ import numpy as np
 from scipy import stats
 
 from bench.analysis.bounds import LOOKS
-from bench.analysis.reading import FRAMEWORKS
 from bench.analysis.verdicts import Interval, t_interval
 from bench.harness.folders import replace_file
 from bench.harness.processes import ROOT
+from bench.record import FRAMEWORKS
 from bench.report import parsers
 from bench.report.blocks import Table, of_figures, of_words
 from bench.report.figures import MISSING, number

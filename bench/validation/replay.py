@@ -10,8 +10,8 @@ from bench.analysis import comparisons, pairing
 from bench.analysis.bounds import LOOKS
 from bench.analysis.fit import Fit, Samples, fit
 from bench.analysis.sequential import DECIDED, Pair, judge
-from bench.analysis.values import at, is_number
 from bench.analysis.verdicts import FEWEST_SEEDS, Ratio
+from bench.record import Case, Comparison, Record
 
 FEWER = 15  # rounds
 
@@ -59,7 +59,7 @@ class Replay:
     both: Told = field(default_factory=Told)
 
 
-def replay(record: dict) -> Replay:
+def replay(record: Record) -> Replay:
     """Judge every comparison of a record as if its run had ended early, and with fewer rounds."""
     designs = Replay()
     for samples, compared in works(record):
@@ -75,7 +75,7 @@ def replay(record: dict) -> Replay:
     return designs
 
 
-def _early(told: Told, of: Fit, kept: list[tuple[dict, Pair]], judged: list[Ratio]) -> None:
+def _early(told: Told, of: Fit, kept: list[tuple[Comparison, Pair]], judged: list[Ratio]) -> None:
     """Each comparison ends at the first look that decides it."""
     early = judge(of, [pair for _, pair in kept], LOOKS)
     for (comparison, _), result, known in zip(kept, early, judged, strict=True):
@@ -84,7 +84,7 @@ def _early(told: Told, of: Fit, kept: list[tuple[dict, Pair]], judged: list[Rati
         told.blocks += result.look or result.n
 
 
-def noise_of(record: dict) -> dict[str, list[float]]:
+def noise_of(record: Record) -> dict[str, list[float]]:
     """How the log ratios of a record scatter about their means, by the frameworks of the pair."""
     noise: dict[str, list[float]] = {}
     for samples, compared in works(record):
@@ -100,20 +100,22 @@ def noise_of(record: dict) -> dict[str, list[float]]:
     return noise
 
 
-def accuracy_noise_of(record: dict) -> dict[str, list[float]]:
+def accuracy_noise_of(record: Record) -> dict[str, list[float]]:
     """How rows' metric scatters over seeds about its mean difference, by task, in its margins."""
     noise: dict[str, list[float]] = {}
-    for case in record["cases"]:
-        both = (case, pairing.baseline(case, record["cases"]))
-        ours, theirs = (at(each, "accuracy", "per_seed") or [] for each in both)
-        if not all(map(is_number, (*ours, *theirs))):
+    for case in record.cases:
+        baseline = pairing.baseline(case, record.cases)
+        ours, theirs = (
+            side.accuracy.per_seed if side and side.accuracy else [] for side in (case, baseline)
+        )
+        if None in (*ours, *theirs):
             continue
         differences = [a - b for a, b in zip(ours, theirs, strict=False)]
-        if case["role"] == "baseline" or len(differences) <= FEWEST_SEEDS or not any(differences):
+        if case.role == "baseline" or len(differences) <= FEWEST_SEEDS or not any(differences):
             continue
         wider = (len(differences) / (len(differences) - 1)) ** 0.5
-        scale, mean = wider / record["tasks"][case["task"]]["margin"], fmean(differences)
-        noise.setdefault(case["task"], []).extend(scale * (one - mean) for one in differences)
+        scale, mean = wider / record.tasks[case.task].margin, fmean(differences)
+        noise.setdefault(case.task, []).extend(scale * (one - mean) for one in differences)
     return noise
 
 
@@ -121,8 +123,8 @@ def _width(ratio: Ratio) -> float:
     return ratio.ci[1] / ratio.ci[0] - 1
 
 
-def _name(comparison: dict) -> str:
-    return f"{comparison['numerator']} ÷ {comparison['denominator']}"
+def _name(comparison: Comparison) -> str:
+    return f"{comparison.numerator} ÷ {comparison.denominator}"
 
 
 def table(replays: dict[str, Replay]) -> str:
@@ -175,22 +177,22 @@ def fewer(samples: Samples) -> Samples:
     }
 
 
-def works(record: dict) -> list[tuple[Samples, list[tuple[dict, Pair]]]]:
+def works(record: Record) -> list[tuple[Samples, list[tuple[Comparison, Pair]]]]:
     """Each piece of work: its samples by program, and its comparisons."""
-    cases = pairing.resolved(record["cases"])
-    by_id = {case["id"]: case for case in cases}
+    cases = pairing.resolved(record.cases)
+    by_id = {case.id: case for case in cases}
     pieces = []
     for work, samples in comparisons.samples(cases).items():
         compared = [
-            (comparison, _pair(comparison, sides))
-            for comparison in record["comparisons"]
-            for sides in [[by_id[comparison[role]] for role in ("numerator", "denominator")]]
-            if pairing.work_of(sides[0]) == work
+            (comparison, _pair(comparison, by_id))
+            for comparison in record.comparisons
+            if by_id[comparison.numerator].work == work
         ]
         pieces.append((samples, compared))
     return pieces
 
 
-def _pair(comparison: dict, sides: list[dict]) -> Pair:
-    kin = (comparison["kind"] == "control", *(side["framework"] for side in sides))
-    return Pair(*map(pairing.program, sides), kin)
+def _pair(comparison: Comparison, by_id: dict[str, Case]) -> Pair:
+    top, bottom = by_id[comparison.numerator], by_id[comparison.denominator]
+    kin = (comparison.kind == "control", top.framework, bottom.framework)
+    return Pair(top.program_id, bottom.program_id, kin)

@@ -33,7 +33,7 @@ def namespace_refusal(*kind: str) -> str | None:
 def wait_until(condition, *, seconds=20.0, what="it"):
     """What `condition` returns once that is true; AssertionError where it is not in time."""
     deadline = time.monotonic() + seconds
-    while not (found := condition()):
+    while not (result := condition()):
         assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
         time.sleep(0.02)
-    return found
+    return result

@@ -4,6 +4,7 @@ Each host is a network namespace. The link is slow, so that a run lasts long eno
 """
 
 import json
+import shlex
 import shutil
 import signal
 import subprocess
@@ -41,13 +42,13 @@ QUIET |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 def data(tmp_path_factory) -> dict[str, Path]:
     """The first digits by side, as its model takes them."""
     whole = datasets.materialise(TASKS["digits-cnn"].dataset, tmp_path_factory.mktemp("whole"))
-    x, y = (each[:SAMPLES] for each in datasets.load(whole, "train"))
-    found = {}
+    x, y = (part[:SAMPLES] for part in datasets.load(whole, "train"))
+    folders = {}
     for side, images in (("pt", x.transpose(0, 3, 1, 2)), ("tf", x)):
-        found[side] = tmp_path_factory.mktemp(f"data-{side}")
-        parallel.save_samples(np.ascontiguousarray(images), found[side] / "train_x")
-        parallel.save_samples(y, found[side] / "train_y")
-    return found
+        folders[side] = tmp_path_factory.mktemp(f"data-{side}")
+        parallel.save_samples(np.ascontiguousarray(images), folders[side] / "train_x")
+        parallel.save_samples(y, folders[side] / "train_y")
+    return folders
 
 
 class Training:
@@ -57,31 +58,25 @@ class Training:
         self.side, self.folder = side, folder
         self.checkpoint, self.out = folder / "checkpoint", folder / "result.npz"
         self.program = [
-            "-m",
-            f"{side}_impl.kit.replicas",
-            f"{side}_impl.parallel.data_parallel:processes",
-            f"{side}_impl.kit.examples:digits_cnn",
+            *("-m", f"{side}_impl.kit.replicas", f"{side}_impl.parallel.data_parallel:processes"),
+            *(f"{side}_impl.kit.examples:digits_cnn", str(data[side])),
+            *(f"--global-batch={BATCH}", f"--steps={STEPS}", "--seed=3", "--threads=1"),
+            *('--settings={"synchronised_norm": true}', f"--timeout-s={patience}"),
+            *(f"--save-every={SAVE_EVERY}", f"--out={self.out}"),
         ]
-        self.program += [str(data[side]), f"--global-batch={BATCH}", f"--steps={STEPS}", "--seed=3"]
-        self.program += [
-            '--settings={"synchronised_norm": true}',
-            "--threads=1",
-            f"--timeout-s={patience}",
-        ]
-        self.program += [f"--save-every={SAVE_EVERY}", f"--out={self.out}"]
 
     def start(self, hosts: Hosts, *, launcher=(), before="") -> dict:
         """A process on each host; `before` is for the first host's shell."""
         started = {}
         for host in (0, 1):
-            own = [sys.executable, *(word.format(host=host) for word in launcher), *self.program]
-            own += [f"--checkpoint={self.checkpoint}"]
+            launched = [word.format(host=host) for word in launcher]
+            command = [sys.executable, *launched, *self.program]
+            command += [f"--checkpoint={self.checkpoint}"]
             if before and host == 0:
-                own = ["sh", "-c", before, "sh", *own]
-            log = (self.folder / f"host{host}.log").open("w")
+                command = ["sh", "-c", before, "sh", *command]
             environment = hosts.environment(host) | QUIET
-            started[host] = hosts.start(host, own, env=environment, stdout=log, stderr=log)
-            log.close()
+            with (self.folder / f"host{host}.log").open("w") as log:
+                started[host] = hosts.start(host, command, env=environment, stdout=log, stderr=log)
         return started
 
     def said(self, host: int) -> str:
@@ -119,16 +114,16 @@ class Training:
 @pytest.fixture(scope="module")
 def alone(data, tmp_path_factory):
     """The result of one process with the whole batch, by side; each is trained once."""
-    found = {}
+    results = {}
 
     def train(side: str) -> Result:
-        if side not in found:
+        if side not in results:
             training = Training(side, data, tmp_path_factory.mktemp(f"{side}-alone"))
             _, module, *arguments = training.program
             done = workers.parent(side).run(module, *arguments, timeout=120, **QUIET)
             assert done.returncode == 0, done.stdout + done.stderr
-            found[side] = Result.load(training.out)
-        return found[side]
+            results[side] = Result.load(training.out)
+        return results[side]
 
     return train
 
@@ -216,9 +211,9 @@ def run_on_a_full_disk(training: Training, hosts: Hosts) -> tuple[str, Path]:
     shutil.copytree(training.checkpoint, old)
     after.mkdir()
     size = sum(-(-path.stat().st_size // 4096) * 4096 for path in old.iterdir()) + 16384
-    mount = f"mount -t tmpfs -o size={size} none {training.checkpoint}"
-    script = f'{mount} && cp -a {old}/. {training.checkpoint} && "$@"; status=$?; '
-    script += f"cp -a {training.checkpoint}/. {after}; umount {training.checkpoint}; exit $status"
+    disk, old, kept = (shlex.quote(str(path)) for path in (training.checkpoint, old, after))
+    script = f"mount -t tmpfs -o size={size} none {disk} && cp -a {old}/. {disk} && "
+    script += f'"$@"; status=$?; cp -a {disk}/. {kept}; umount {disk}; exit $status'
     started = training.start(hosts, before=script)
     line = training.error(started, 0, seconds=90)
     started[1].wait(PATIENCE + END)

@@ -24,13 +24,13 @@ positive = some.floats(1e-3, 1e3)
 def made(a, o, b, *, noise=None, counts=(2, 4), links=LINKS) -> list[Measured]:
     """Points of a ring with these parameters, off by `noise` in their logarithm."""
     random = np.random.default_rng(noise)
-    found = []
+    points = []
     for count, (latency, bandwidth), size in product(counts, links, SIZES):
         seconds = 2 * (count - 1) * (a * latency + o)
         seconds += 2 * (count - 1) / count * size * 8 * b / bandwidth
         seconds *= 1.0 if noise is None else float(np.exp(random.normal(0, 0.05)))
-        found.append(Measured(count, latency, bandwidth, size, seconds))
-    return found
+        points.append(Measured(count, latency, bandwidth, size, seconds))
+    return points
 
 
 @given(replicas, sizes)
