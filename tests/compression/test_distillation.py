@@ -323,12 +323,12 @@ def test_a_refusal_changes_nothing(kit, technique, models):
     step = technique.make_train_step(student, fewer, *rest)
     with pytest.raises(ValueError, match="logits of one shape"):
         step(*batch)
-    step = technique.make_stored_train_step(student, *rest)
     even = models.cast(np.full((8, 5), 0.2), "float32")
     for target, message in (
-        ({"all": even}, "logits of one shape"),
+        ({"all": 9 * even}, "logits of one shape"),
         (even, "the teacher gives probabilities"),
     ):
+        step = technique.make_stored_train_step(student, *rest)
         with pytest.raises(ValueError, match=message):
             step(batch[0], (batch[1], target))
     assert teaching.farthest(teaching.weights_of(kit, student), before) == 0
