@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 
 from bench.analysis.claims import LEDGER, judge, load_ledger
-from bench.analysis.decisions import families
-from bench.analysis.reading import load
+from bench.analysis.families import families
+from bench.record import load
 from bench.report import parsers
 from bench.report.claims import data, page, text
 from bench.report.replace import put
@@ -51,14 +51,14 @@ def _run(given: argparse.Namespace) -> int:
         known = ", ".join(families())
         raise ValueError(f"--technique: {given.technique!r} is none of {known}")
     claims = load_ledger(given.ledger)
-    chosen = [c for c in claims if given.technique in (None, c["technique"])]
+    chosen = [c for c in claims if given.technique in (None, c.technique)]
     records = [load(path) for path in given.paths]
-    found = judge(records, chosen)
+    judged = judge(records, chosen)
     if given.json:
-        print(json.dumps(data(records, found), indent=1, ensure_ascii=False))
+        print(json.dumps(data(records, judged), indent=1, ensure_ascii=False))
     elif given.write or given.check:
         paths = " ".join(path.as_posix() for path in given.paths)
-        return put(PAGE, page(records, found, paths), paths, check=given.check)
+        return put(PAGE, page(records, judged, paths), paths, check=given.check)
     else:
-        print("\n".join(text(records, found)))
+        print("\n".join(text(records, judged)))
     return 0

@@ -459,7 +459,7 @@ def decode(text: bytes | str) -> Record:
     try:
         record = msgspec.json.decode(text, type=Record)
     except msgspec.ValidationError as error:
-        raise ValueError(_in_words(error)) from None
+        raise ValueError(f"the record: {in_words(error)}") from None
     except RecursionError:
         raise ValueError("nested too deeply for a record") from None
     _check_looks(record)
@@ -480,11 +480,12 @@ def encode(record: Record) -> bytes:
     return b"{\n" + b",\n".join(parts) + b"\n}\n"
 
 
-def _in_words(error: msgspec.ValidationError) -> str:
+def in_words(error: msgspec.ValidationError) -> str:
     """ "cases 3: timing: ci_s: expected `array`, got `int`": the place first."""
     what, _, path = str(error).partition(" - at `$")
     place = re.sub(r"\[(\d+)\]", r" \1", path.rstrip("`")).replace("[...]", "").strip(". ")
-    return f"the record: {place.replace('.', ': ')}: {what[0].lower()}{what[1:]}"
+    where = f"{place.replace('.', ': ')}: " if place else ""
+    return f"{where}{what[0].lower()}{what[1:]}"
 
 
 def _check_looks(record: Record) -> None:

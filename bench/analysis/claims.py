@@ -8,16 +8,19 @@ first that has its figure.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from bench.analysis.decisions import families
-from bench.analysis.effects import NOT_MEASURED, ONCE, Effect, Effects
-from bench.analysis.values import is_number
+import msgspec
+from msgspec import Meta, Struct
+
+from bench.analysis.families import families
+from bench.analysis.table import NOT_MEASURED, ONCE, Figure, Table
+from bench.record import Case, Environment, Number, Record, in_words
 
 LEDGER = Path(__file__).parents[1] / "claims.json"
 HOLDS, FAILS, OPEN = "holds here", "does not hold here", "can't be tested here"
@@ -37,125 +40,138 @@ KINDS = ("paper", "documentation", "blog", "forum", "unnamed")
 AMX = "amx_bf16"  # as the environment's instruction sets name it
 NEEDS = {"cuda": "needs a GPU", "amx": "needs a CPU with AMX"}
 
-# field -> type, and whether it must be there
-CLAIM = {
-    "id": (str, True),
-    "technique": (str, True),
-    "frameworks": (list, True),
-    "source": (dict, True),
-    "wording": (str, True),
-    "quoted": (bool, True),
-    "figure": (str, True),
-    "conditions": (str, True),
-    "rule": (dict, True),
-}
-SOURCE = {"title": (str, True), "kind": (str, True), "where": (str, True), "year": (int, True)}
-RULE = {
-    "variants": (list, True),
-    "figure": (str, True),
-    "read": (str, True),
-    "at_least": (float, False),
-    "at_most": (float, False),
-    "rows": (str, False),
-    "against": (str, False),
-    "tasks": (list, False),
-    "mode": (str, False),
-    "needs": (str, False),
-}
+Text = Annotated[str, Meta(min_length=1)]
+Names = Annotated[list[Text], Meta(min_length=1)]
+
+
+class Source(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a claim stands."""
+
+    title: Text
+    kind: Text
+    where: Text
+    year: int
+
+
+class Rule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Which rows answer a claim, by which figure, and within which bounds.
+
+    `read`: how the figure is read. `rows`: whether all have to hold, or any. `against`: another
+    variant than the baseline. `needs`: what a machine must have.
+    """
+
+    variants: Names
+    figure: Text
+    read: Text
+    at_least: Number | None = None
+    at_most: Number | None = None
+    rows: str = "all"
+    against: str | None = None
+    tasks: Names | None = None
+    mode: str | None = None
+    needs: str | None = None
+
+    def check(self) -> None:
+        """Raise ValueError, with one line, unless it can be judged."""
+        _among(self.figure, (*FIGURES, *METRICS), "figure")
+        _among(self.read, READINGS, "read")
+        if (self.figure == "accuracy") != (self.read == "difference"):
+            raise ValueError("a difference is read of accuracy, and of nothing else")
+        if self.read == "value" and self.figure in FIGURES:
+            raise ValueError(f"{self.figure} is read against a baseline; give ratio or gain")
+        if self.at_least is None and self.at_most is None:
+            raise ValueError("no bound: give at_least, at_most or both")
+        if self.low > self.high:
+            raise ValueError("at_least is above at_most")
+        _among(self.rows, ROWS, "rows")
+        _among(self.mode, (None, "train", "predict"), "mode")
+        _among(self.needs, (None, *NEEDS), "needs")
+
+    @property
+    def low(self) -> float:
+        """The lower bound."""
+        return -inf if self.at_least is None else self.at_least
+
+    @property
+    def high(self) -> float:
+        """The upper bound."""
+        return inf if self.at_most is None else self.at_most
+
+
+class Claim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What somebody published of a technique, and the rule by which it is judged.
+
+    `quoted`: whether `wording` is the source's own.
+    """
+
+    id: Text
+    technique: Text
+    frameworks: Names
+    source: Source
+    wording: Text
+    quoted: bool
+    figure: Text
+    conditions: Text
+    rule: Rule
+
+
+class Ledger(Struct, frozen=True):
+    """All claims."""
+
+    claims: list[Claim]
 
 
 # The ledger --------------------------------------------------------------------------------------
 
 
-def load_ledger(path: Path = LEDGER) -> list[dict]:
+def load_ledger(path: Path = LEDGER) -> list[Claim]:
     """The claims, in the order of the file; ValueError, with one line, where it is not sound."""
     try:
-        found = json.loads(path.read_text("utf-8"))
+        return read_ledger(path.read_bytes())
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
     except ValueError as error:
-        raise ValueError(f"{path}: not JSON ({error})") from None
-    try:
-        check(found)
-    except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    return found["claims"]
 
 
-def check(ledger: Any) -> None:
-    """Raise ValueError, with one line, unless every claim can be judged and is told apart."""
-    if not isinstance(ledger, dict) or not isinstance(ledger.get("claims"), list):
-        raise ValueError('no ledger of claims: {"claims": [...]} is one')
+def read_ledger(text: bytes) -> list[Claim]:
+    """The claims of a ledger that can all be judged and are told apart; ValueError for others."""
+    try:
+        claims = msgspec.json.decode(text, type=Ledger).claims
+    except msgspec.ValidationError as error:
+        raise ValueError(f"no sound ledger of claims: {in_words(error)}") from None
+    except msgspec.DecodeError as error:
+        raise ValueError(f"not JSON ({error})") from None
     seen = set()
-    for number, claim in enumerate(ledger["claims"], 1):
-        name = claim.get("id") if isinstance(claim, dict) else None
-        what = f"claim {number}" + (f" ({name})" if isinstance(name, str) else "")
-        _fields(claim, CLAIM, what)
-        _fields(claim["source"], SOURCE, f"{what}: source")
-        _fields(claim["rule"], RULE, f"{what}: rule")
-        if name in seen:
-            raise ValueError(f"{what}: another claim has this id")
-        seen.add(name)
-        _among(claim["technique"], families(), f"{what}: technique")
-        _listed(claim["frameworks"], ("pt", "tf"), f"{what}: frameworks")
-        _among(claim["source"]["kind"], KINDS, f"{what}: source: kind")
-        _check_rule(claim["rule"], f"{what}: rule")
-
-
-def _fields(value: Any, shape: dict[str, tuple], what: str) -> None:
-    """An object with these fields, of these types, and no others."""
-    if not isinstance(value, dict):
-        raise ValueError(f"{what}: not an object")
-    for name in value:
-        _among(name, shape, f"{what}: field")
-    for name, (kind, needed) in shape.items():
-        if name not in value:
-            if needed:
-                raise ValueError(f"{what}: {name} is missing")
-            continue
-        found = value[name]
-        fits = is_number(found) if kind is float else isinstance(found, kind)
-        if not fits or (kind is int and isinstance(found, bool)) or found == "" or found == []:
-            words = {float: "a number", int: "a whole number", str: "a text", list: "a list"}
-            words |= {dict: "an object", bool: "true or false"}
-            raise ValueError(f"{what}: {name} is not {words[kind]}, or is empty")
+    for number, claim in enumerate(claims):
+        try:
+            if claim.id in seen:
+                raise ValueError("another claim has this id")
+            seen.add(claim.id)
+            _among(claim.technique, families(), "technique")
+            for framework in claim.frameworks:
+                _among(framework, ("pt", "tf"), "frameworks")
+            _among(claim.source.kind, KINDS, "source: kind")
+            claim.rule.check()
+        except ValueError as error:
+            raise ValueError(f"claims {number} ({claim.id}): {error}") from None
+    return claims
 
 
 def _among(value: Any, known: Any, what: str) -> None:
     if value not in known:
-        raise ValueError(f"{what}: {value!r} is none of {', '.join(known)}")
-
-
-def _listed(values: list, known: Any, what: str) -> None:
-    for value in values:
-        _among(value, known, what)
-
-
-def _check_rule(rule: dict, what: str) -> None:
-    _among(rule["figure"], (*FIGURES, *METRICS), f"{what}: figure")
-    _among(rule["read"], READINGS, f"{what}: read")
-    if (rule["figure"] == "accuracy") != (rule["read"] == "difference"):
-        raise ValueError(f"{what}: a difference is read of accuracy, and of nothing else")
-    if rule["read"] == "value" and rule["figure"] in FIGURES:
-        raise ValueError(f"{what}: {rule['figure']} is read against a baseline; give ratio or gain")
-    if "at_least" not in rule and "at_most" not in rule:
-        raise ValueError(f"{what}: no bound: give at_least, at_most or both")
-    if rule.get("at_least", float("-inf")) > rule.get("at_most", float("inf")):
-        raise ValueError(f"{what}: at_least is above at_most")
-    for name, known in (("rows", ROWS), ("mode", ("train", "predict")), ("needs", NEEDS)):
-        if name in rule:
-            _among(rule[name], known, f"{what}: {name}")
+        raise ValueError(f"{what}: {value!r} is none of {', '.join(filter(None, known))}")
 
 
 # Verdicts ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Row:
+class Answer:
     """A row that answers a claim: its case, its figure, and its verdict with the reason."""
 
-    case: dict
-    effect: Effect | None
+    case: Case
+    figure: Figure | None
     verdict: str
     why: str = ""
 
@@ -164,15 +180,15 @@ class Row:
 class Judged:
     """A claim, its verdict, the reason where it is open, and the rows, what decides first."""
 
-    claim: dict
+    claim: Claim
     verdict: str
     why: str
-    rows: list[Row]
+    rows: list[Answer]
 
     @property
-    def shown(self) -> Row | None:
+    def shown(self) -> Answer | None:
         """The row that decides, or that has a figure at least."""
-        return next((row for row in self.rows if row.effect), None)
+        return next((row for row in self.rows if row.figure), None)
 
     @property
     def held(self) -> tuple[int, int]:
@@ -181,90 +197,88 @@ class Judged:
         return counts[HOLDS], counts[HOLDS] + counts[FAILS]
 
 
-def judge(records: list[dict], claims: list[dict]) -> list[Judged]:
+def judge(records: list[Record], claims: list[Claim]) -> list[Judged]:
     """Each claim by the records alone."""
-    effects = [Effects(record) for record in records]
-    return [_judged(claim, effects) for claim in claims]
+    tables = [Table(record) for record in records]
+    return [_judged(claim, tables) for claim in claims]
 
 
-def _judged(claim: dict, records: list[Effects]) -> Judged:
-    rule = claim["rule"]
-    lacking = [_missing(rule.get("needs"), effects.record["environment"]) for effects in records]
-    found: dict[str, Row] = {}
-    for effects, missing in zip(records, lacking, strict=True):
-        for row in (_row(case, rule, effects) for case in _cases(claim, effects.record)):
-            known = found.get(row.case["id"])
-            if known is None or known.effect is None:
-                found[row.case["id"]] = replace(row, verdict=OPEN, why=missing) if missing else row
-    rows = list(found.values())
+def _judged(claim: Claim, tables: list[Table]) -> Judged:
+    rule = claim.rule
+    lacking = [_missing(rule.needs, table.record.environment) for table in tables]
+    answers: dict[str, Answer] = {}
+    for table, missing in zip(tables, lacking, strict=True):
+        for case in _cases(claim, table.record):
+            known = answers.get(case.id)
+            if known is None or known.figure is None:
+                answer = _answer(case, rule, table)
+                answers[case.id] = replace(answer, verdict=OPEN, why=missing) if missing else answer
+    rows = list(answers.values())
     verdict, why = (OPEN, lacking[0]) if all(lacking) else _verdict(rule, rows)
     order = (verdict, *VERDICTS)
     return Judged(claim, verdict, why, sorted(rows, key=lambda row: _rank(row, rule, order)))
 
 
-def _missing(need: str | None, environment: dict) -> str | None:
+def _missing(need: str | None, environment: Environment) -> str | None:
     """What the machine lacks for a claim to be tested."""
-    isa = environment.get("isa")
-    has = {"cuda": bool(environment.get("gpu")), "amx": isinstance(isa, list) and AMX in isa}
-    return None if need is None or has[need] else NEEDS[need]
+    has = {None: True, "cuda": bool(environment.gpu), "amx": AMX in environment.isa}
+    return None if has[need] else NEEDS[need]
 
 
-def _cases(claim: dict, record: dict) -> Iterator[dict]:
+def _cases(claim: Claim, record: Record) -> Iterator[Case]:
     """The rows that the rule names, measured or not."""
-    rule = claim["rule"]
-    for case in record["cases"]:
+    rule = claim.rule
+    for case in record.cases:
         if (
-            case["technique"] == claim["technique"]
-            and case["variant"] in rule["variants"]
-            and case["framework"] in claim["frameworks"]
-            and case["role"] != "control"
-            and case["task"] in rule.get("tasks", [case["task"]])
-            and case.get("mode", "train") == rule.get("mode", case.get("mode", "train"))
+            case.technique == claim.technique
+            and case.variant in rule.variants
+            and case.framework in claim.frameworks
+            and case.role != "control"
+            and case.task in (rule.tasks or [case.task])
+            and case.mode == (rule.mode or case.mode)
         ):
             yield case
 
 
-def _row(case: dict, rule: dict, effects: Effects) -> Row:
-    if case["status"] != "OK":
-        return Row(case, None, OPEN, f"{case['status'].lower()}: {case.get('reason') or '—'}")
-    if rule["read"] == "value":
-        found, why = effects.value(case, rule["figure"])
+def _answer(case: Case, rule: Rule, table: Table) -> Answer:
+    if case.status != "OK":
+        return Answer(case, None, OPEN, f"{case.status.lower()}: {case.reason or '—'}")
+    if rule.read == "value":
+        figure, why = table.value(case, rule.figure)
     else:
-        found, why = effects.of(case, rule["figure"], rule.get("against"))
-    if found is None:
-        return Row(case, None, OPEN, why)
-    found = found.turned() if rule["read"] == "gain" else found
-    if not found.bounded:
-        return Row(case, found, OPEN, ONCE)
-    low, high = rule.get("at_least", float("-inf")), rule.get("at_most", float("inf"))
-    if low <= found.low and found.high <= high:
-        return Row(case, found, HOLDS)
-    if found.high < low or found.low > high:
-        return Row(case, found, FAILS)
-    return Row(case, found, OPEN, TOO_WIDE)
+        figure, why = table.against_baseline(case, rule.figure, rule.against)
+    if figure is None:
+        return Answer(case, None, OPEN, why)
+    figure = figure.turned() if rule.read == "gain" else figure
+    if figure.bounds is None:
+        return Answer(case, figure, OPEN, ONCE)
+    if rule.low <= figure.low and figure.high <= rule.high:
+        return Answer(case, figure, HOLDS)
+    if figure.high < rule.low or figure.low > rule.high:
+        return Answer(case, figure, FAILS)
+    return Answer(case, figure, OPEN, TOO_WIDE)
 
 
-def _verdict(rule: dict, rows: list[Row]) -> tuple[str, str]:
+def _verdict(rule: Rule, rows: list[Answer]) -> tuple[str, str]:
     """What the rows say together: a claim of all falls with one, one of any stands with one."""
-    found = {row.verdict for row in rows}
-    decisive = FAILS if rule.get("rows", "all") == "all" else HOLDS
-    if decisive in found:
+    verdicts = {row.verdict for row in rows}
+    decisive = FAILS if rule.rows == "all" else HOLDS
+    if decisive in verdicts:
         return decisive, ""
     reasons = list(dict.fromkeys(row.why for row in rows if row.verdict == OPEN))
     if TOO_WIDE in reasons:
         return OPEN, TOO_WIDE
-    if judged := found - {OPEN}:  # what was not measured speaks against nobody
+    if judged := verdicts - {OPEN}:  # what was not measured speaks against nobody
         return judged.pop(), ""
     return OPEN, next((why for why in reasons if why != NOT_MEASURED), NOT_MEASURED)
 
 
-def _rank(row: Row, rule: dict, order: tuple[str, ...]) -> tuple:
+def _rank(row: Answer, rule: Rule, order: tuple[str, ...]) -> tuple:
     """Rows of the claim's own verdict first, of them the farthest from the claim.
 
     Where a claim of some rows holds, the one that shows it best.
     """
-    if row.effect is None:
+    if row.figure is None:
         return order.index(row.verdict), 1, 0.0
-    above = row.effect.value if "at_least" in rule else -row.effect.value
-    best_first = rule.get("rows") == "any"
-    return order.index(row.verdict), 0, -above if best_first else above
+    above = -row.figure.value if rule.at_least is None else row.figure.value
+    return order.index(row.verdict), 0, -above if rule.rows == "any" else above

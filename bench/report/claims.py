@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from math import isfinite
 from typing import Any
 
-from bench.analysis.claims import FAILS, HOLDS, OPEN, VERDICTS, Judged
-from bench.analysis.effects import Effect
-from bench.analysis.reading import FRAMEWORKS, framework_title
+import msgspec
+
+from bench.analysis.claims import FAILS, HOLDS, OPEN, VERDICTS, Claim, Judged, Rule
+from bench.analysis.table import Figure
+from bench.record import FRAMEWORKS, Record
 from bench.report.blocks import Table, name_shown, of_words
 from bench.report.content import measured, run_line, warnings
 from bench.report.figures import number, plus_minus, ratio
 from bench.report.tables import escape, markdown_table
 from bench.report.text import hanging, plain, wrap
 
-Record = dict[str, Any]
 LABEL = 9  # cells of a label in the terminal
 NAMES = {
     "memory": "peak memory",
@@ -34,35 +36,35 @@ COUNTS = {HOLDS: "hold here", FAILS: "do not hold here", OPEN: "can't be tested 
 # Words -------------------------------------------------------------------------------------------
 
 
-def read_as(rule: dict) -> str:
+def read_as(rule: Rule) -> str:
     """What is compared, in words: time ÷ its baseline's."""
-    name = NAMES.get(rule["figure"], name_shown(rule["figure"]))
-    other = f"that of {rule['against']}" if "against" in rule else "its baseline's"
-    if rule["read"] == "value":
+    name = NAMES.get(rule.figure, name_shown(rule.figure))
+    other = f"that of {rule.against}" if rule.against else "its baseline's"
+    if rule.read == "value":
         return name
-    if rule["read"] == "difference":
+    if rule.read == "difference":
         return f"points of accuracy more than {other}"
-    return f"{name} ÷ {other}" if rule["read"] == "ratio" else f"{other} {name} ÷ its own"
+    return f"{name} ÷ {other}" if rule.read == "ratio" else f"{other} {name} ÷ its own"
 
 
-def asked(rule: dict) -> str:
+def asked(rule: Rule) -> str:
     """The bounds, and of which rows."""
-    low, high = (None if rule.get(n) is None else f"{rule[n]:g}" for n in ("at_least", "at_most"))
+    low, high = (None if b is None else f"{b:g}" for b in (rule.at_least, rule.at_most))
     bounds = f"{low} to {high}" if low and high else f"at least {low}" if low else f"at most {high}"
-    return f"{bounds}, {'in some row' if rule.get('rows') == 'any' else 'in every row'}"
+    return f"{bounds}, {'in some row' if rule.rows == 'any' else 'in every row'}"
 
 
-def figure(effect: Effect, rule: dict) -> str:
-    """An effect: brackets hold an interval, and nothing else does."""
-    bounds = [effect.low, effect.high]
-    if rule["read"] == "difference":
-        return plus_minus(effect.value, bounds if effect.kind == "interval" else None, signed=True)
-    if effect.kind == "interval":
-        return ratio(effect.value, bounds)
-    text = ratio(effect.value, None)
-    if effect.kind == "range":
-        return f"{text}, measured {number(effect.low)} to {number(effect.high)}"
-    return f"{text}, {'exact' if effect.kind == 'exact' else 'measured once'}"
+def in_brackets(figure: Figure, rule: Rule) -> str:
+    """A figure: brackets hold an interval, and nothing else does."""
+    bounds = (figure.low, figure.high)
+    if rule.read == "difference":
+        return plus_minus(figure.value, bounds if figure.kind == "interval" else None, signed=True)
+    if figure.kind == "interval":
+        return ratio(figure.value, bounds)
+    text = ratio(figure.value, None)
+    if figure.kind == "range":
+        return f"{text}, measured {number(figure.low)} to {number(figure.high)}"
+    return f"{text}, {'exact' if figure.kind == 'exact' else 'measured once'}"
 
 
 def here(judged: Judged) -> str:
@@ -70,115 +72,119 @@ def here(judged: Judged) -> str:
     row = judged.shown
     if row is None:
         return ""
-    case = row.case
-    where = f"{framework_title(case)} {case['variant']}, {case['task']}, batch {case['batch_size']}"
+    where = f"{row.case.full_title}, {row.case.task}, batch {row.case.batch_size}"
     held, rows = judged.held
     more = f"; {held} of {rows} rows hold" if rows > 1 else ""
-    return f"{figure(row.effect, judged.claim['rule'])} ({where}){more}"
+    return f"{in_brackets(row.figure, judged.claim.rule)} ({where}){more}"
 
 
-def source(claim: dict) -> str:
+def source(claim: Claim) -> str:
     """Where it stands: title and year."""
-    return f"{claim['source']['title']}, {claim['source']['year']}"
+    return f"{claim.source.title}, {claim.source.year}"
 
 
-def wording(claim: dict) -> str:
-    """What it says: in quotation marks where it is quoted."""
-    return f"“{claim['wording']}”" if claim["quoted"] else f"{claim['wording']}."
+def wording(claim: Claim) -> str:
+    """What it says, in quotation marks where it is quoted, and under which conditions."""
+    words = f"“{claim.wording}”" if claim.quoted else f"{claim.wording}."
+    return f"{words} Conditions: {claim.conditions.rstrip('.')}."
 
 
-def title(claim: dict) -> str:
+def title(claim: Claim) -> str:
     """The technique, and its framework where it is of one."""
-    side = "" if len(claim["frameworks"]) > 1 else f", {FRAMEWORKS[claim['frameworks'][0]]}"
-    return f"{claim['technique'].replace('_', ' ')}{side}"
+    side = "" if len(claim.frameworks) > 1 else f", {FRAMEWORKS[claim.frameworks[0]]}"
+    return f"{claim.technique.replace('_', ' ')}{side}"
 
 
-def counts(found: list[Judged]) -> str:
+def counts(judged: list[Judged]) -> str:
     """105 claims: 20 hold here, 15 do not hold here, 70 can't be tested here."""
-    number_of = Counter(each.verdict for each in found)
+    number_of = Counter(each.verdict for each in judged)
     parts = [f"{number_of[verdict]} {COUNTS[verdict]}" for verdict in (HOLDS, FAILS, OPEN)]
-    return f"{len(found)} published claims: {', '.join(parts)}."
+    return f"{len(judged)} published claims: {', '.join(parts)}."
 
 
-def reasons(found: list[Judged]) -> str:
+def reasons(judged: list[Judged]) -> str:
     """Why claims can't be tested, the commonest reason first."""
-    why = Counter(each.why.split(":")[0] for each in found if each.verdict == OPEN)
+    why = Counter(each.why.split(":")[0] for each in judged if each.verdict == OPEN)
     return "; ".join(f"{reason} ({count})" for reason, count in why.most_common())
+
+
+def _by_verdict(judged: list[Judged]) -> Iterator[tuple[str, list[Judged]]]:
+    """A heading for each verdict, with the claims that have it."""
+    for verdict in VERDICTS:
+        if some := [each for each in judged if each.verdict == verdict]:
+            yield f"{verdict[0].upper()}{verdict[1:]} ({len(some)})", some
 
 
 # The terminal ------------------------------------------------------------------------------------
 
 
-def text(records: list[Record], found: list[Judged], width: int = 80) -> list[str]:
+def text(records: list[Record], judged: list[Judged], width: int = 80) -> list[str]:
     """Counts first, then each claim that was tested, and of the others a line each."""
-    lines = [*wrap(counts(found), width), *wrap(plain(measured(records)), width)]
+    lines = [*wrap(counts(judged), width), *wrap(plain(measured(records)), width)]
     lines += [line for warning in _warnings(records) for line in wrap(f"!! {warning}", width)]
-    lines += hanging("  open", reasons(found), width, LABEL) if reasons(found) else []
-    for verdict in VERDICTS:
-        own = [each for each in found if each.verdict == verdict]
-        if own:
-            heading = f"{verdict[0].upper()}{verdict[1:]} ({len(own)})"
-            lines += ["", heading, "-" * len(heading)]
-        for each in own:
-            lines += _open(each, width) if verdict == OPEN else ["", *_tested(each, width)]
+    lines += hanging("  open", reasons(judged), width, LABEL) if reasons(judged) else []
+    for heading, some in _by_verdict(judged):
+        lines += ["", heading, "-" * len(heading)]
+        for each in some:
+            lines += _open(each, width) if each.verdict == OPEN else ["", *_tested(each, width)]
     return lines
 
 
-def _tested(each: Judged, width: int) -> list[str]:
-    claim = each.claim
-    lines = wrap(plain(f"{title(claim)}: {claim['figure']} ({source(claim)})"), width)
+def _tested(judged: Judged, width: int) -> list[str]:
+    claim = judged.claim
+    lines = wrap(plain(f"{title(claim)}: {claim.figure} ({source(claim)})"), width)
     said = {
-        "  said": f"{wording(claim)} Conditions: {claim['conditions'].rstrip('.')}.",
-        "  asked": f"{read_as(claim['rule'])}: {asked(claim['rule'])}",
-        "  here": here(each),
+        "  said": wording(claim),
+        "  asked": f"{read_as(claim.rule)}: {asked(claim.rule)}",
+        "  here": here(judged),
     }
     for label, words in said.items():
         lines += hanging(label, plain(words), width, LABEL)
     return lines
 
 
-def _open(each: Judged, width: int) -> list[str]:
-    shown = f"; here {here(each)}" if here(each) else ""
-    line = f"{title(each.claim)}: {each.claim['figure']}: {each.why}{shown}"
+def _open(judged: Judged, width: int) -> list[str]:
+    shown = f"; here {here(judged)}" if here(judged) else ""
+    line = f"{title(judged.claim)}: {judged.claim.figure}: {judged.why}{shown}"
     return hanging("-", plain(line), width, 2)
 
 
 # JSON --------------------------------------------------------------------------------------------
 
 
-def data(records: list[Record], found: list[Judged]) -> dict[str, Any]:
+def data(records: list[Record], judged: list[Judged]) -> dict[str, Any]:
     """The same for other programs: counts, the machine, and each claim with all of its rows."""
-    number_of = Counter(each.verdict for each in found)
+    number_of = Counter(each.verdict for each in judged)
     return {
         "machine": measured(records),
         "counts": {verdict: number_of[verdict] for verdict in VERDICTS},
         "claims": [
-            each.claim
+            msgspec.to_builtins(each.claim)
             | {
                 "verdict": each.verdict,
                 "why": each.why or None,
                 "rows": [
                     {
-                        "case": row.case["id"],
+                        "case": row.case.id,
                         "verdict": row.verdict,
                         "why": row.why or None,
-                        "value": row.effect and row.effect.value,
-                        "bounds": _bounds(row.effect),
-                        "kind": row.effect and row.effect.kind,
+                        "value": row.figure and row.figure.value,
+                        "bounds": _bounds(row.figure),
+                        "kind": row.figure and row.figure.kind,
                     }
                     for row in each.rows
                 ],
             }
-            for each in found
+            for each in judged
         ],
     }
 
 
-def _bounds(effect: Effect | None) -> list[float | None] | None:
+def _bounds(figure: Figure | None) -> list[float | None] | None:
     """Null for a bound that is open, since JSON has no infinity."""
-    if not effect or not effect.bounded:
+    if figure is None or figure.bounds is None:
         return None
-    return [bound if isfinite(bound) else None for bound in (effect.low, effect.high)]
+    return [bound if isfinite(bound) else None for bound in figure.bounds]
 
 
 # The page ----------------------------------------------------------------------------------------
@@ -204,19 +210,17 @@ HOW = (
 )
 
 
-def page(records: list[Record], found: list[Judged], paths: str) -> str:
+def page(records: list[Record], judged: list[Judged], paths: str) -> str:
     """The page as Markdown; `paths`: of the records, as they were given."""
-    parts = [HEAD.format(paths), "# Published claims, and what holds here", counts(found)]
+    parts = [HEAD.format(paths), "# Published claims, and what holds here", counts(judged)]
     runs = "; ".join(map(run_line, records))
     plural = "" if len(records) == 1 else "s"
     parts.append(f"{escape(measured(records))} Run{plural}: {escape(runs)}.")
     parts += [f"**{escape(warning)}**" for warning in _warnings(records)]
-    for verdict in VERDICTS:
-        own = [each for each in found if each.verdict == verdict]
-        if own:
-            parts.append(f"## {verdict[0].upper()}{verdict[1:]} ({len(own)})")
-            parts += [escape(reasons(found)) + "."] if verdict == OPEN else []
-            parts.append(markdown_table(_table(own, verdict)))
+    for heading, some in _by_verdict(judged):
+        is_open = some[0].verdict == OPEN
+        parts += [f"## {heading}", *([f"{escape(reasons(judged))}."] if is_open else [])]
+        parts.append(markdown_table(_table(some, "why" if is_open else "here")))
     parts += ["## How it is judged", *HOW]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
@@ -225,14 +229,18 @@ def _warnings(records: list[Record]) -> list[str]:
     return list(dict.fromkeys(warning for record in records for warning in warnings(record)))
 
 
-def _table(found: list[Judged], verdict: str) -> Table:
-    heads = ["technique", "claim", "source", "asked", "why" if verdict == OPEN else "here"]
-    columns = of_words(*heads)
+def _table(judged: list[Judged], last: str) -> Table:
     rows = []
-    for each in found:
+    for each in judged:
         claim, shown = each.claim, here(each)
-        said = f"{claim['figure']}: {wording(claim)} Conditions: {claim['conditions'].rstrip('.')}."
-        last = f"{each.why}; here {shown}" if each.why and shown else each.why or shown
-        cells = [title(claim), said, f"{source(claim)}: {claim['source']['where']}"]
-        rows.append([*cells, f"{read_as(claim['rule'])}: {asked(claim['rule'])}", last])
-    return Table("", columns, rows)
+        answer = f"{each.why}; here {shown}" if each.why and shown else each.why or shown
+        rows.append(
+            [
+                title(claim),
+                f"{claim.figure}: {wording(claim)}",
+                f"{source(claim)}: {claim.source.where}",
+                f"{read_as(claim.rule)}: {asked(claim.rule)}",
+                answer,
+            ]
+        )
+    return Table("", of_words("technique", "claim", "source", "asked", last), rows)
