@@ -8,8 +8,8 @@ What it changes: one step goes through its batch in parts, forward and backward 
 adds up their gradients and updates once. Each part counts by its share of samples, so the sum is
 the gradient of the whole batch's mean loss. Only one part's activations are alive at a time. Not as
 in one large batch: BatchNorm normalises each part by itself and updates its running statistics in
-each (`accumulated_statistics.py` updates them once); a loss that is no mean over samples, such as a
-mean over tokens that are not padding, or a contrastive one.
+each (`accumulated_statistics.py` updates them once); spectral norm iterates in each; a loss that is
+no mean over samples, such as a mean over tokens that are not padding, or a contrastive one.
 
 Its twin: `tf_impl/train_step/gradient_accumulation.py`.
 

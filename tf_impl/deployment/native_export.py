@@ -37,7 +37,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from shared import runtimes
-from tf_impl.kit.checks.native_export import check_native_export
+from tf_impl.kit.checks.native_export import check_compiled, check_native_export
 from tf_impl.kit.signatures import Signature, call, tables
 
 MOST_APART = 1e-3  # the most that a folder's outputs may be from the model's, in relative L2
@@ -48,8 +48,10 @@ def compiled_predict(model: tf.keras.Model) -> Callable:
     """Return `predict(x) -> output` in evaluation mode, compiled in place by XLA.
 
     x: what the model is called with, as in `export_package`. The first call of each shape compiles.
-    Source: "Use XLA with tf.function", tensorflow.org/xla.
+    NotImplementedError is for a layer that looks up or hashes words. Source: "Use XLA with
+    tf.function", tensorflow.org/xla.
     """
+    check_compiled(model)
 
     @tf.function(jit_compile=True)
     def predict(x):

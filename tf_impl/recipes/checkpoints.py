@@ -37,7 +37,14 @@ import numpy as np
 import tensorflow as tf
 
 from tf_impl.kit.checkpoint_files import read_file, write_file, written
-from tf_impl.kit.checks.checkpoints import check_checkpoint, check_resumable, halved, pairs
+from tf_impl.kit.checks.checkpoints import (
+    check_checkpoint,
+    check_resumable,
+    check_tables,
+    halved,
+    pairs,
+    tables,
+)
 
 
 def save_checkpoint(
@@ -61,6 +68,7 @@ def save_checkpoint(
     arrays = {f"weight {n}": _array(v) for n, v in enumerate(_state(model))}
     if half_precision:
         arrays = {name: halved(name, value) for name, value in arrays.items()}
+    arrays["tables"] = tables(model)
     if optimizer is not None:
         _build(optimizer, model)
         arrays |= {f"optimizer {n}": _array(v) for n, v in enumerate(_variables(optimizer))}
@@ -80,10 +88,12 @@ def load_checkpoint(
     With `optimizer` None the weights alone are read. One of a part of the variables is built for
     them first (`optimizer.build`): here it would be for all that train. Everything is checked
     before anything is changed: raises ValueError where the file is no whole checkpoint, is of
-    another model or optimizer, or has no optimizer's state though one is given.
+    another model (vocabularies and bins count) or optimizer, or has no optimizer's state though
+    one is given.
     """
     head, arrays = read_file(Path(path))
     found = pairs(path, "weight", _state(model), arrays)
+    check_tables(path, model, arrays)
     if optimizer is not None:
         check_resumable(path, head)
         _build(optimizer, model)

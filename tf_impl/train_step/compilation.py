@@ -62,11 +62,13 @@ def apply_compile(model: Model, *, blocks: str = "") -> Model:
         The model.
 
     Raises:
-        ValueError: before anything is changed, a name that no layer has. NotImplementedError: when
-            the model is traced, a layer that gives a Keras mask or adds a loss, which would not get
-            out of its program.
+        ValueError: before anything is changed, a name that no layer has. NotImplementedError:
+            before that, a layer that looks up or hashes words; when the model is traced, one that
+            gives a Keras mask or adds a loss, which would not get out of its program.
     """
-    for layer in checks.check_blocks(model, blocks) if blocks.strip(" ,") else [model]:
+    layers = checks.check_blocks(model, blocks) if blocks.strip(" ,") else [model]
+    checks.check_xla(*layers)
+    for layer in layers:
         compiled = tf.function(partial(_called, layer, layer.call), jit_compile=True)
         signature = inspect.signature(layer.call)
         layer.call = partial(compiled)  # Keras would track the function itself
@@ -123,9 +125,11 @@ def compiled_train_step(model: Model, optimizer: Optimizer, loss_fn: Callable) -
     """Make the whole step as one program of XLA; the first call compiles.
 
     Args, Returns, Raises: as in `eager_train_step`, and what `compile_function` says;
-    NotImplementedError for a legacy optimizer of tf_keras.
+    NotImplementedError for a legacy optimizer of tf_keras, and a layer that looks up or hashes
+    words.
     """
     step = eager_train_step(model, optimizer, loss_fn)
+    checks.check_xla(model)
     checks.check_optimizer(optimizer)
     optimizer.build(model.trainable_variables)  # XLA makes no variables
     return compile_function(step)
@@ -146,7 +150,9 @@ def compiled_model_train_step(
     checks.check_compilation(model)
     variables = model.trainable_variables
     whole = not blocks.strip(" ,")
-    if not whole:
+    if whole:
+        checks.check_xla(model)
+    else:
         apply_compile(model, blocks=blocks)
 
     @tf.function(jit_compile=whole)  # and with it its gradient
@@ -185,9 +191,14 @@ def graph_predict(model: Model) -> Callable:
 
 
 def compiled_predict(model: Model, *, blocks: str = "") -> Callable:
-    """Predict with a program of XLA for each shape; blocks as in `compiled_model_train_step`."""
+    """Predict with a program of XLA for each shape; blocks as in `compiled_model_train_step`.
+
+    Raises as `apply_compile`.
+    """
     whole = not blocks.strip(" ,")
-    if not whole:
+    if whole:
+        checks.check_xla(model)
+    else:
         apply_compile(model, blocks=blocks)
     return tf.function(eager_predict(model), jit_compile=whole, reduce_retracing=True)
 

@@ -8,9 +8,9 @@ What it changes: one step goes through its batch in parts, forward and backward 
 adds up their gradients and updates once. Each part counts by its share of samples, so the sum is
 the gradient of the whole batch's mean loss. Only one part's activations are alive at a time. Not as
 in one large batch: BatchNorm normalises each part by itself and updates its moving statistics in
-each (`accumulated_statistics.py` updates them once); a loss that is no mean over samples, such as a
-mean over tokens that are not padding, or a contrastive one. For `fit` there is a mixin,
-`AccumulatedTraining`.
+each (`accumulated_statistics.py` updates them once); `SpectralNormalization` divides its kernel in
+each; a loss that is no mean over samples, such as a mean over tokens that are not padding, or a
+contrastive one. For `fit` there is a mixin, `AccumulatedTraining`.
 
 Its twin: `pt_impl/train_step/gradient_accumulation.py`.
 

@@ -48,7 +48,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tf_impl.kit.calling import add_own_losses, call, to_float32
-from tf_impl.kit.checks.stacking import check_stacking
+from tf_impl.kit.checks.stacking import check_compiled, check_stacking
 from tf_impl.train_step.activation_checkpointing import apply_checkpointing
 from tf_impl.train_step.compilation import compile_function
 from tf_impl.train_step.gradient_accumulation import GradientAccumulator
@@ -113,6 +113,7 @@ def make_train_step(
     Raises:
         As the techniques, before anything is changed.
     """
+    check_compiled(model, compiled)
     accumulator = GradientAccumulator(model, micro_batches=micro_batches)
     clipper = GradientClipper(model, max_norm=max_norm)
     scaler = LossScaler(model, enabled=dtype == "float16")

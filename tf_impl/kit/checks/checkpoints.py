@@ -1,5 +1,7 @@
 """What checkpoints refuse: files of another model or optimizer, and weights beyond float16."""
 
+import hashlib
+
 import numpy as np
 import tensorflow as tf
 
@@ -14,6 +16,36 @@ def check_resumable(path, head: dict) -> None:
     """Raise ValueError for a file that holds no optimizer's state."""
     if not head["resumable"]:
         raise ValueError(f"{path} holds weights alone: it can't be resumed from")
+
+
+def tables(model: tf.keras.Model) -> np.ndarray:
+    """Digests of layers' vocabularies and bins, which are no variables: uint8 (layers, 32)."""
+    digests = [hashlib.sha256(repr(table).encode()).digest() for _, table in _tables(model)]
+    return np.frombuffer(b"".join(digests), np.uint8).reshape(len(digests), 32)
+
+
+def check_tables(path, model: tf.keras.Model, arrays: dict[str, np.ndarray]) -> None:
+    """Raise ValueError where a vocabulary or bins are others than when the file was written."""
+    ours = tables(model)
+    theirs = arrays.get("tables", ours)  # earlier versions did not write them
+    if len(ours) != len(theirs):
+        raise ValueError(f"{path} is of another model: its vocabularies or bins are others")
+    for (name, _), one, other in zip(_tables(model), ours, theirs, strict=True):
+        if not np.array_equal(one, other):
+            raise ValueError(f"{path} is of another model: {name} has other words or bins there")
+
+
+def _tables(model: tf.keras.Model) -> list[tuple[str, list]]:
+    """What lookup layers look up, and where bins end: layer's name -> a list of plain values."""
+    found = []
+    for layer in model._flatten_layers():
+        if hasattr(layer, "get_vocabulary"):
+            weights = getattr(layer, "idf_weights", None)
+            weights = [] if weights is None else np.asarray(weights).tolist()
+            found.append((layer.name, [*map(str, layer.get_vocabulary()), *weights]))
+        elif hasattr(layer, "bin_boundaries"):
+            found.append((layer.name, [float(end) for end in layer.bin_boundaries or ()]))
+    return found
 
 
 def halved(name: str, value: np.ndarray) -> np.ndarray:

@@ -16,6 +16,21 @@ def check_compilation(model: tf.keras.Model) -> None:
         raise ValueError("the model has no variables yet: call it once on an example input")
 
 
+def check_xla(*models: tf.keras.layers.Layer) -> None:
+    """Raise NotImplementedError for layers of models that look up or hash words.
+
+    XLA has no such kernels: it fails in the first call, and `TextVectorization` ends the process.
+    """
+    table = tf.saved_model.experimental.TrackableResource
+    words = tf.keras.layers.TextVectorization, tf.keras.layers.Hashing
+    for layer in [part for model in models for part in model._flatten_layers()]:
+        if isinstance(layer, words) or any(isinstance(v, table) for v in vars(layer).values()):
+            raise NotImplementedError(
+                f"XLA has no kernel for what {layer.name!r} looks up or hashes: do it in the input"
+                " pipeline"
+            )
+
+
 def check_optimizer(optimizer) -> None:
     """Raise NotImplementedError for a legacy optimizer of tf_keras, which cannot be built."""
     if not hasattr(optimizer, "build"):

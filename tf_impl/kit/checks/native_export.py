@@ -5,6 +5,18 @@ from pathlib import Path
 import tensorflow as tf
 
 
+def check_compiled(model: tf.keras.Model) -> None:
+    """Raise NotImplementedError for layers that look up or hash words: XLA has no such kernels."""
+    table = tf.saved_model.experimental.TrackableResource
+    words = tf.keras.layers.TextVectorization, tf.keras.layers.Hashing
+    for layer in model._flatten_layers():
+        if isinstance(layer, words) or any(isinstance(v, table) for v in vars(layer).values()):
+            raise NotImplementedError(
+                f"XLA has no kernel for what {layer.name!r} looks up or hashes: do it in the input"
+                " pipeline"
+            )
+
+
 def check_native_export(model: tf.keras.Model, path, precision: str) -> None:
     """Refuse what a SavedModel cannot hold, and a place where it cannot be."""
     if precision not in ("float32", "bfloat16"):

@@ -2,6 +2,14 @@
 
 import tensorflow as tf
 
+from tf_impl.kit.checks.compilation import check_xla
+
+
+def check_compiled(model: tf.keras.Model, compiled: bool) -> None:
+    """Raise NotImplementedError for layers that XLA has no kernels for."""
+    if compiled:
+        check_xla(model)
+
 
 def check_stacking(optimizer: tf.keras.optimizers.Optimizer) -> None:
     """Raise NotImplementedError for an optimizer whose variables cannot be made before a step."""
