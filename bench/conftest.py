@@ -27,11 +27,12 @@ from bench.analysis.values import MOST_OTHERS
 from bench.harness import machine
 from bench.harness import state as states
 from bench.harness.command import find_interpreter, this_command
+from bench.harness.conditions import OtherConditions
 from bench.harness.durations import learned
 from bench.harness.folders import new_folder
 from bench.harness.plan import EFFORTS, FRAMEWORKS, Case, Technique
 from bench.harness.progress import clock
-from bench.harness.run import OtherConditions, Run, Settings
+from bench.harness.run import Run, Settings
 from bench.harness.schedule import Plan, techniques
 from bench.harness.selection import (
     at_a_glance,
@@ -41,7 +42,9 @@ from bench.harness.selection import (
     spare_controls,
     with_baselines,
 )
+from bench.harness.state import Asked
 from bench.quantities import size
+from bench.record import Record
 from bench.report import tables
 from bench.report.files import FORMATS, OWN, write_reports
 from bench.user_task import Own
@@ -70,7 +73,7 @@ class State:
     left_out: list[str] = field(default_factory=list)
     hint: str | None = None  # where -k left nothing
     plan: Plan | None = None
-    results: dict | None = None
+    results: Record | None = None
     folder: Path | None = None
 
 
@@ -238,7 +241,7 @@ def _settings(asked: dict, results: Path) -> Settings:
         results=results,
         command=this_command(),
         interpreters={name: p for name in FRAMEWORKS if (p := asked[f"--{name}-python"])},
-        asked={"options": asked},
+        asked=Asked(options=asked),
     )
 
 
@@ -438,7 +441,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if gone := next((name for name in state.begun.cases if name not in state.cases), None):
             raise _refused(f"{gone} was not collected; give all files of the run, as it was begun")
         needed = [state.cases[name] for name in state.begun.cases]
-    asked = state.settings.asked | {"selected": selected}
+    asked = Asked(options=state.settings.asked.options, selected=selected)
     state.settings = replace(state.settings, asked=asked)
     by_technique: dict[str, list[Case]] = {}
     for case in needed:
@@ -509,7 +512,7 @@ def _lacking(instructions: tuple[str, ...]) -> str:
 
 def _busy(state: State) -> str:
     """A warning where other programs used the machine since this one was started."""
-    others = state.watch.stop()["others"]
+    others = state.watch.stop().others
     if not others or others <= MOST_OTHERS:
         return ""
     return (
@@ -534,7 +537,7 @@ def _measure(state: State, speaker: Speaker) -> None:
             state.plan, state.settings, state.folder, speaker.say, begun and begun.state, show
         )
         if begun:
-            states.claim(state.folder, begun.record["started"])
+            states.claim(state.folder, begun.record.started)
     except ValueError as error:
         raise _refused(f"{state.folder}: {error}") from None
     except OSError as error:
@@ -563,11 +566,11 @@ def _run(state: State, run: Run, again: str) -> None:
     except OtherConditions:
         raise
     except KeyboardInterrupt:
-        state.results = run.show_record()
+        state.results = run.recorder.write()
         pytest.exit(f"interrupted: {again} where it ended", returncode=2)
     except BaseException as error:
         if not _unwritten(error, state):
-            state.results = run.show_record()
+            state.results = run.recorder.write()
         raise
 
 
@@ -587,12 +590,12 @@ def _report(folder: Path) -> None:
         print(error, file=sys.stderr)
 
 
-def _show(state: State, speaker: Speaker, record: dict, reached: str | None) -> None:
+def _show(state: State, speaker: Speaker, record: Record, reached: str | None) -> None:
     """Make the report of what there is; show its answer where it is the first, or has intervals."""
     (state.folder / OWN).unlink(missing_ok=True)  # of before it was taken up
     _report(state.folder)
     if reached and not state.settings.amount.first_pass_alone:
-        head = SEEN[reached].format(clock(record["seconds"][reached]))
+        head = SEEN[reached].format(clock(record.seconds[reached]))
         speaker.plan(f"{tables.answered(record, width=80)}\n\n{head}\n{state.folder}")
 
 
@@ -637,20 +640,23 @@ def replay(request: pytest.FixtureRequest, benchmark):
         state = request.config.stash[STATE]
         if state.results is None:
             pytest.skip("benchmarks are disabled")
-        by_id = {case["id"]: case for case in state.results["cases"]}
-        case, program = by_id[case_id], by_id[by_id[case_id]["program"]]
-        case = case if case["status"] != "OK" else program
-        matches = case["timing"]["step_s"].values()
-        samples = [each for blocks in matches for block in blocks.values() for each in block]
-        if case["status"] == "OK" and not by_id[case_id]["timed"]:
+        by_id = {case.id: case for case in state.results.cases}
+        asked = by_id[case_id]
+        case = asked if asked.status != "OK" else by_id[asked.program_id]
+        samples = [
+            sample
+            for blocks in case.timing.step_s.values()
+            for samples in blocks.values()
+            for sample in samples
+        ]
+        if case.status == "OK" and not asked.timed:
             pytest.skip("its steps are not timed; what was measured stands in the tables")
-        if case["status"] == "OK" and not samples and not state.results["finished"]:
+        if case.status == "OK" and not samples and not state.results.finished:
             pytest.skip("not measured yet: --resume goes on")
-        if case["status"] != "OK" or not samples:
-            reason = f"{case['status']}: {case['reason']}"
-            if case["status"] == "UNSUPPORTED":
-                pytest.skip(reason)
-            pytest.fail(reason, pytrace=False)
+        if case.status == "UNSUPPORTED":
+            pytest.skip(f"{case.status}: {case.reason}")
+        if case.status != "OK" or not samples:
+            pytest.fail(f"{case.status}: {case.reason}", pytrace=False)
         benchmark.extra_info["case"] = case_id
         benchmark.pedantic(CLOCK.advance(samples), rounds=len(samples), iterations=1)
 
@@ -702,7 +708,7 @@ def _way_on(state: State) -> list[str]:
     """Where everything was written, and what to do with it."""
     places = [state.folder / name for name in ("results.json", *FORMATS.values())]
     lines = [str(path) for path in places if path.exists()]
-    if not state.results["finished"]:
+    if not state.results.finished:
         again = f"--resume {_typed(state.folder)} goes on where it ended."
         if state.own:
             again = f"twinbench try {_typed(state.own.file.path)} {again}"

@@ -9,8 +9,9 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.analysis.reading import load, results_file
 from bench.harness import state as states
+from bench.harness.state import RunState
+from bench.record import Record, load, results_file
 
 
 @dataclass(frozen=True)
@@ -18,31 +19,31 @@ class Begun:
     """A run that was begun: its folder, its record and its state."""
 
     folder: Path
-    record: dict
-    state: states.State
+    record: Record
+    state: RunState
 
     @property
     def finished(self) -> bool:
         """Whether there is nothing left to measure."""
-        failed = any(case["status"] == "FAILED" for case in self.record["cases"])
-        return self.record["finished"] and not failed
+        failed = any(case.status == "FAILED" for case in self.record.cases)
+        return self.record.finished and not failed
 
     @property
     def cases(self) -> list[str]:
         """The ids of all that it measures, in the order of its record."""
-        return self.state["cases"]
+        return list(self.state.cases)
 
     @property
     def selected(self) -> list[str]:
         """The ids of those that were asked for; the others are their baselines."""
-        return self.state["asked"]["selected"]
+        return self.state.asked.selected
 
     def asked(self, given: dict) -> dict:
         """The options that it was begun with, which has all names of `given`.
 
         ValueError where an option is `given` now (not None) and was another then.
         """
-        then = self.state["asked"]["options"]
+        then = self.state.asked.options
         if then.keys() != given.keys():
             raise ValueError(f"{self.folder}: {states.FILE} is damaged")
         for option, value in given.items():
@@ -53,10 +54,10 @@ class Begun:
 
     def check_file(self, path: Path) -> None:
         """ValueError where the user's file is another now than that which was measured."""
-        environment = self.record["environment"]
-        if "peak_flops" not in environment or not path.is_file():
+        environment = self.record.environment
+        if environment.peak_flops is None or not path.is_file():
             return  # nothing was measured, or it will be refused
-        if hashlib.sha256(path.read_bytes()).hexdigest() != environment["model"]["sha256"]:
+        if hashlib.sha256(path.read_bytes()).hexdigest() != environment.model["sha256"]:
             raise ValueError(
                 f"{path.name} was changed since {self.folder} was begun: measure it anew, without "
                 "--resume"
@@ -74,6 +75,6 @@ def begun(path: Path) -> Begun:
     folder = results_file(path).parent.resolve()
     record = load(folder)
     try:
-        return Begun(folder, record, states.load(folder, record["started"]))
+        return Begun(folder, record, states.load(folder, record.started))
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from None

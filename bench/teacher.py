@@ -49,7 +49,7 @@ def train(path: Path) -> float:
                 )
             finally:
                 worker.stop(kill=True)
-    return answer["value"]
+    return answer.value
 
 
 def main(arguments: list[str] | None = None) -> int:

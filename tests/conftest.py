@@ -234,8 +234,8 @@ def measure(results_folder, tmp_path_factory):
             folder=folder,
             said=said,
             mark=mark,
-            cases={(c["framework"], c["variant"]): c for c in results["cases"]},
-            comparisons=results["comparisons"],
+            cases={(case.framework, case.variant): case for case in results.cases},
+            comparisons=results.comparisons,
         )
 
     return run

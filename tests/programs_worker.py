@@ -62,9 +62,9 @@ def run(case: Case, package: str, folder: Path) -> dict:
     worker = Operations()
     worker._op_configure(package=package, threads=1, seed=SEED, imports=[])
     data = datasets.materialise(case.task.dataset, folder)
-    before = worker._op_build(case.message(), str(data), weights_seed=SEED)["weights_sha256"]
+    before = worker._op_build(case.message(), str(data), weights_seed=SEED).weights_sha256
     worker.batches = worker.batches[:STEPS]
-    losses = [worker._op_first_call()["loss"], *worker._op_next_steps()["losses"]]
+    losses = [worker._op_first_call().loss, *worker._op_next_steps().losses]
     after = checksum(worker.kit.models.export_weights(worker.prepared.model))
     operators = worker.kit.runtime.operator_dtypes(worker.call, *worker.batches[0])
     found = {"losses": losses, "weights": [before, after], "operators": operators}

@@ -54,7 +54,7 @@ def implementation(framework: str, *modules: str):
 def has_vnni() -> bool:
     """Whether integer kernels have all 8 bits: those of x86 without VNNI would overflow."""
     x86 = platform.machine() in ("x86_64", "AMD64")
-    return not x86 or "avx512_vnni" in machine.describe(1)["isa"]
+    return not x86 or "avx512_vnni" in machine.describe(1).isa
 
 
 def raised(function: Callable, *args, **kwargs) -> str | None:

@@ -8,6 +8,9 @@ from functools import partial
 from math import ceil
 from pathlib import Path
 
+from bench.analysis.values import finite
+from bench.harness.answers import Proof, Taught, TrainedSeed
+from bench.harness.plan import CaseMessage
 from bench.harness.sizes import artifact_bytes
 from bench.harness.stages import Stages, train_plain
 from bench.harness.user_model import Side
@@ -31,7 +34,9 @@ class Training:
 
     taught = None  # what `Prepared.targets` made of the training split
 
-    def _op_train(self, case: dict, data: str, seed: int, stages: str, prove: bool) -> dict:
+    def _op_train(
+        self, case: CaseMessage, data: str, seed: int, stages: str, prove: bool
+    ) -> TrainedSeed:
         """Train to the task's plateau from weights and batch order of `seed`.
 
         The answer is the metric, the size of what would be deployed of it, if anything, how many
@@ -39,46 +44,48 @@ class Training:
         `stages`: the folder of those that rows share.
         `prove`: with the proof that the technique happened, which nothing else is asked for.
         """
-        proof = self._proof(case, data, seed) if prove else {}
-        if proof.get("not_applied"):
-            return proof
+        proof = self._proof(case, data, seed) if prove else Proof()
+        if proof.not_applied:
+            return TrainedSeed(evidence=proof.evidence, not_applied=proof.not_applied)
         self._prepare(case, seed, data, trains=True)
         folder = Path(data)
         task, weights = self.work.task, self.work.weights
         of_split = [partial(ask, folder) for ask in (self._evaluate, self._split)]
         fit = partial(self._fit, folder, seed)
-        found = Stages(self.impl, task, weights, seed, Path(stages), fit, *of_split)
+        training = Stages(self.impl, task, weights, seed, Path(stages), fit, *of_split)
         train = self.prepared.train
-        if not train and case["variant"].get("program") == PLAIN:
+        if not train and case.program == PLAIN:
             train = train_plain(self.impl, self.prepared.model)
         if not train:
-            found.fit(self.prepared.step)
-        elif predict := train(found):
+            training.fit(self.prepared.step)
+        elif predict := train(training):
             self.prepared = replace(self.prepared, predict=predict)
         self._deploy()
         artifact = artifact_bytes(self.prepared.artifact)
         try:
             value = self._evaluate(folder, self.prepared.predict)
         except NoFigure as error:
-            return {"no_figure": str(error)}
+            return TrainedSeed(no_figure=str(error))
         if task.metric == "mAP":
             at_half = self._evaluate(folder, self.prepared.predict, metric="mAP50")
-            found.metrics["mAP50"] = {"value": at_half, "unit": "%"}
-        if prove and found.evidence:
-            proof = proof | {"evidence": (proof["evidence"] or {}) | found.evidence}
-        return {
-            "value": value,
-            "artifact": artifact,
-            "epochs": found.epochs,
-            "metrics": found.metrics,
-        } | proof
+            training.metrics["mAP50"] = {"value": at_half, "unit": "%"}
+        evidence = proof.evidence
+        if prove and training.evidence:
+            evidence = (evidence or {}) | finite(training.evidence)
+        return TrainedSeed(
+            value=finite(value),
+            artifact=artifact,
+            epochs=training.epochs,
+            metrics=finite(training.metrics),
+            evidence=evidence,
+        )
 
-    def _proof(self, case: dict, data: str, seed: int) -> dict:
+    def _proof(self, case: CaseMessage, data: str, seed: int) -> Proof:
         """The evidence of a case that is built for it alone."""
         self._op_build(case, data, seed)
         return self._op_evidence()
 
-    def _op_teach(self, case: dict, data: str, seed: int, stages: list, path: str) -> dict:
+    def _op_teach(self, case: CaseMessage, data: str, seed: int, stages: list, path: str) -> Taught:
         """Train a teacher in stages and write it; the metric is that of the file's own weights.
 
         A stage is (learning rate, epochs); it starts from what the file would hold after the one
@@ -97,7 +104,7 @@ class Training:
         models.import_weights(self.prepared.model, weights)
         value = self._evaluate(Path(data), self.prepared.predict)
         teacher.save(teacher.Teacher(weights, value), Path(path))
-        return {"value": value}
+        return Taught(value=value)
 
     def _fit(
         self,

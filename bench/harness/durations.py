@@ -7,14 +7,13 @@ framework, or what was usual on two cores.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from bench.analysis.values import is_number
 from bench.harness.plan import ROUNDS, Case
+from bench.record import Environment, Record, load
 
 NEWEST = 5  # records that are read
 PUBLISHED = Path(__file__).resolve().parents[2] / "docs" / "results.json"
@@ -22,7 +21,7 @@ PUBLISHED = Path(__file__).resolve().parents[2] / "docs" / "results.json"
 USUAL_S = {"block": 1.9, "cold": 2.5, "probe": 8.0, "training": 0.8}
 USUAL_BYTES = 700 << 20
 BEGINNING = ("start", "build", "first_call", "first_steps", "warm")
-SAME_MACHINE = ("cpu", "isa", "isa_limits", "logical_cores", "threads", "gpu")
+SAME_MACHINE = ("cpu", "isa", "isa_limits", "logical_cores", "threads")
 
 
 @dataclass
@@ -69,8 +68,8 @@ class Durations:
         Probes differ by technique, and who is the first to be trained trains for others.
         """
         known = self.seconds.get(part, {}) if part in ("block", "cold") else {}
-        found = [known[n] for n in self.baselines.get((work, side), ()) if n in known]
-        return median(found) if found else None
+        took = [known[n] for n in self.baselines.get((work, side), ()) if n in known]
+        return median(took) if took else None
 
     def _elsewhere(self, part: str, took: float, here: float | None, there: list[str]) -> float:
         """What a row takes here that `took` so long there: beyond its baseline, as much.
@@ -94,8 +93,8 @@ class Durations:
         """What a block of a match took, which tells more of the next one than other runs do."""
         expected = {case.id: self.of("block", case) for case in cases}
         factor = seconds / sum(expected.values())
-        own = {name: factor * value for name, value in expected.items()}
-        self.seconds["block"] = self.seconds.get("block", {}) | own
+        took = {name: factor * value for name, value in expected.items()}
+        self.seconds["block"] = self.seconds.get("block", {}) | took
 
     def memory(self, case: Case) -> int:
         """What a contender holds at most."""
@@ -127,99 +126,106 @@ class Durations:
         return [size for name, size in self.bytes.items() if name.split("/")[1] == task]
 
 
-def learned(results: Path, environment: dict, rounds: int) -> Durations:
+def learned(results: Path, environment: Environment, rounds: int) -> Durations:
     """What the newest records in `results` of the machine of `environment` tell.
 
     Of what they do not tell, what the published record does, whatever its machine.
     """
-    found, own = Durations(rounds), list(_records(results, environment))
-    others = list(filter(None, [_read(PUBLISHED)]))
-    if not own:
-        theirs = [name for record in others for name in record["environment"].get("isa", ())]
-        found.lacking = tuple(name for name in theirs if name not in environment["isa"])
-    for record in own + others:
-        _learn(found, record)
-    for record in own[:1]:
-        _learn_starts(found, record)
-    return found
+    durations, of_here = Durations(rounds), list(_records(results, environment))
+    published = list(filter(None, [_read(PUBLISHED)]))
+    if not of_here:
+        isa = [name for record in published for name in record.environment.isa]
+        durations.lacking = tuple(name for name in isa if name not in environment.isa)
+    for record in of_here + published:
+        _learn(durations, record)
+    for record in of_here[:1]:
+        _learn_starts(durations, record)
+    return durations
 
 
-def _learn(found: Durations, record: dict) -> None:
+def _learn(durations: Durations, record: Record) -> None:
     """Add what a record tells of its cases to what newer ones told."""
-    for part, seconds in _seconds(record, found.rounds).items():
-        found.seconds[part] = seconds | found.seconds.get(part, {})
-    for case in record["cases"]:
-        found.note_same(case["id"], case["program"], case["role"])
-        sizes = [block.get("peak_bytes") or 0 for block in case["blocks"]]
-        if case["id"] not in found.bytes:
-            found.note_bytes(case["id"], max(sizes, default=0))
+    for part, seconds in _seconds(record, durations.rounds).items():
+        durations.seconds[part] = seconds | durations.seconds.get(part, {})
+    for case in record.cases:
+        durations.note_same(case.id, case.program_id, case.role)
+        sizes = [block.peak_bytes or 0 for block in case.blocks]
+        if case.id not in durations.bytes:
+            durations.note_bytes(case.id, max(sizes, default=0))
 
 
-def _learn_starts(found: Durations, record: dict) -> None:
+def _learn_starts(durations: Durations, record: Record) -> None:
     """What asking the frameworks took, and the parents of a pass."""
-    passes, seconds = len({block["block"] for block in record["blocks"]}), record["seconds"]
+    passes, seconds = len({block.block for block in record.blocks}), record.seconds
     if _is_time(seconds.get("describe")):
-        found.describe_s = seconds["describe"]
+        durations.describe_s = seconds["describe"]
     if _is_time(seconds.get("parents")):
-        found.parents_s = seconds["parents"] / max(passes, 1)
+        durations.parents_s = seconds["parents"] / max(passes, 1)
 
 
-def _records(results: Path, environment: dict) -> Iterator[dict]:
+def _records(results: Path, environment: Environment) -> Iterator[Record]:
     """The newest records first; what can't be read, or is of another machine, tells nothing."""
     folders = sorted((path.parent for path in results.glob("*Z*/results.json")), reverse=True)
     read = 0
     for folder in folders:
         record = _read(folder / "results.json")
-        its = record and record["environment"]
-        # Before a framework was asked, a GPU is not known.
-        alike = (name for name in SAME_MACHINE if name in environment)
-        if its and all(its.get(name) == environment[name] for name in alike):
+        if record and _is_of(record.environment, environment):
             read += 1
             yield record
         if read == NEWEST:
             return
 
 
-def _read(path: Path) -> dict | None:
+def _is_of(theirs: Environment, here: Environment) -> bool:
+    """Whether a record is of this machine, whose GPU is not known before a framework is asked."""
+    return all(getattr(theirs, name) == getattr(here, name) for name in SAME_MACHINE) and (
+        here.gpu is None or theirs.gpu == here.gpu
+    )
+
+
+def _read(path: Path) -> Record | None:
     """A record that holds what is asked of it."""
     try:
-        record = json.loads(path.read_text("utf-8"))
-        if record["schema_version"] == 3 and record["environment"].keys():
-            for learn in (_learn, _learn_starts):
-                learn(Durations(), record)
-            return record
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
-        pass
-    return None
+        record = load(path)
+        for learn in (_learn, _learn_starts):
+            learn(Durations(), record)
+    except ValueError:
+        return None
+    return record
 
 
-def _seconds(record: dict, rounds: int) -> dict[str, dict[str, float]]:
+def _seconds(record: Record, rounds: int) -> dict[str, dict[str, float]]:
     """By part and case, in seconds of the run: what overlapped is shared out."""
-    parts = (*BEGINNING, "rounds", "cold", "probe", "training")
-    scale = {part: _scale(record, part) for part in parts}
-    scale["rounds"] *= rounds / record.get("rounds", ROUNDS)
-    found: dict[str, dict[str, float]] = {part: {} for part in USUAL_S}
-    for case in record["cases"]:
-        own, name = case["seconds"], case["id"]
+    in_a_block = (*BEGINNING, "rounds")
+    scale = {part: _scale(record, part) for part in (*in_a_block, "cold", "probe", "training")}
+    scale["rounds"] *= rounds / (record.rounds or ROUNDS)
+    by_part: dict[str, dict[str, float]] = {part: {} for part in USUAL_S}
+    for case in record.cases:
         counts = {
-            "cold": len(case["cold_starts"]),
-            "probe": int(bool(case["probed"])),
-            "training": len((case["accuracy"] or {}).get("per_seed", ())),
+            "cold": len(case.cold_starts),
+            "probe": int(bool(case.probed)),
+            "training": len(case.accuracy.per_seed) if case.accuracy else 0,
+        }
+        took = {
+            part: scale[part] * seconds for part, seconds in case.seconds.items() if part in scale
         }
         for part, count in counts.items():
-            if count and part in own:
-                found[part][name] = scale[part] * own[part] / count
-        if blocks := len(case["blocks"]):
-            parts = (*BEGINNING, "rounds")
-            found["block"][name] = sum(scale[p] * own.get(p, 0.0) for p in parts) / blocks
-    return {part: {n: s for n, s in own.items() if _is_time(s)} for part, own in found.items()}
+            if count and part in took:
+                by_part[part][case.id] = took[part] / count
+        if blocks := len(case.blocks):
+            by_part["block"][case.id] = sum(took.get(part, 0.0) for part in in_a_block) / blocks
+    return {
+        part: {name: seconds for name, seconds in took.items() if _is_time(seconds)}
+        for part, took in by_part.items()
+    }
 
 
-def _is_time(seconds: object) -> bool:
-    return is_number(seconds) and seconds > 0
+def _is_time(seconds: float | None) -> bool:
+    return seconds is not None and seconds > 0
 
 
-def _scale(record: dict, part: str) -> float:
+def _scale(record: Record, part: str) -> float:
     """What a part took in all, in what it took for each case: less than 1 where they overlapped."""
-    own = sum(case["seconds"].get(part, 0.0) for case in record["cases"])
-    return record["seconds"].get(part, own) / own if own else 1.0
+    of_cases = sum(case.seconds.get(part, 0.0) for case in record.cases)
+    whole = record.seconds.get(part)
+    return whole / of_cases if of_cases and whole is not None else 1.0

@@ -8,12 +8,15 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 
+from msgspec import Struct, structs
+
 from bench.harness import memory
+from bench.harness.answers import ColdStart, Described, Probed, Proof, TrainedSeed
 from bench.harness.matches import configure, files_of, parent_key
 from bench.harness.plan import FRAMEWORKS, Case
 from bench.harness.processes import (
@@ -24,27 +27,27 @@ from bench.harness.processes import (
     Unsupported,
     Worker,
 )
+from bench.record import Artifact, Metric, Number
 
 PEAK_DTYPES = ("float32", "bfloat16")
 SIDE_BY_SIDE = 4  # processes at most that import their framework at once
 
 
 @dataclass
-class Apart:
-    """What a case's cold start or probe found, or why it found nothing.
+class Measurement:
+    """What came of a case's cold start or probe: its answer, or why there is none.
 
     `imports`: of a cold start, the modules that the case's own code imports.
     """
 
-    found: dict = field(default_factory=dict)
+    answer: ColdStart | Probed | None = None
     seconds: float = 0.0
     imports: list[str] | None = None
     status: str = "OK"
     reason: str | None = None
 
 
-@dataclass
-class Trained:
+class Trained(Struct, kw_only=True):
     """A case's metric for each seed, in order of the seeds; why it has none, or fewer.
 
     `artifacts`: the size of what would be deployed of each, where the case has such a thing.
@@ -53,17 +56,29 @@ class Trained:
     another row had trained before counts there.
     """
 
-    per_seed: list[float] = field(default_factory=list)
-    artifacts: list[dict] = field(default_factory=list)
-    metrics: list[dict] = field(default_factory=list)
+    per_seed: list[Number | None] = []
+    artifacts: list[Artifact] = []
+    metrics: list[dict[str, Metric]] = []
     evidence: dict | None = None
     epochs: int = 0
     seconds: float = 0.0
     status: str = "OK"
     reason: str | None = None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no more seeds are trained: it failed, or had its time."""
+        return self.status != "OK" or bool(self.reason)
 
-def describe(processes: Processes, framework: str, threads: int) -> dict:
+    def add(self, seed: TrainedSeed) -> None:
+        """Note what a seed gave."""
+        self.per_seed.append(seed.value)
+        self.artifacts += [seed.artifact] if seed.artifact else []
+        self.metrics += [seed.metrics] if seed.metrics else []
+        self.epochs += seed.epochs
+
+
+def describe(processes: Processes, framework: str, threads: int) -> Described:
     """A framework's versions, device and best matrix product; `Failed` if it can't be imported.
 
     It runs freshly executed, under the interpreter that the run will use.
@@ -77,12 +92,11 @@ def describe(processes: Processes, framework: str, threads: int) -> dict:
         return _describe(processes, key, PEAK_DTYPES[:1])
 
 
-def _describe(processes: Processes, key: ParentKey, dtypes: tuple[str, ...]) -> dict:
+def _describe(processes: Processes, key: ParentKey, dtypes: tuple[str, ...]) -> Described:
     worker = processes.execute(key, f"describe-{key.framework}")
     try:
-        settings = configure(worker, processes.limits, seed=0)
-        found = worker.ask(processes.limits.request, "describe", dtypes=list(dtypes))
-        return settings | found
+        configure(worker, processes.limits, seed=0)
+        return worker.ask(processes.limits.request, "describe", dtypes=list(dtypes))
     finally:
         worker.stop(kill=True)
 
@@ -101,10 +115,10 @@ def first_compile(processes: Processes, key: ParentKey) -> Path:
         worker = processes.execute(key, f"first-compile-{key.framework}")
         try:
             configure(worker, processes.limits, seed=0)
-            answer = worker.ask(processes.limits.request, "first_compile", cache=str(folder))
+            compiled = worker.ask(processes.limits.request, "first_compile", cache=str(folder))
         finally:
             worker.stop(kill=True)
-        processes.first_compile_s[key.framework] = answer["seconds"]
+        processes.first_compile_s[key.framework] = compiled.seconds
     return folder
 
 
@@ -116,7 +130,7 @@ def cold_starts(
     data: dict[str, str],
     threads: int,
     seed: int,
-    done: Callable[[Case, Apart], None],
+    done: Callable[[Case, Measurement], None],
 ) -> None:
     """First call, memory by phase and the artifact's size of each case, as often as it is there.
 
@@ -129,41 +143,42 @@ def cold_starts(
     seen = dict(imports)
     starting = partial(begin, processes, what="cold start", threads=threads, seed=seed)
 
-    def measure(case: Case, worker: Worker) -> Apart:
+    def measure(case: Case, worker: Worker) -> Measurement:
         work = {"case": case.message(), "data": data[case.workload.task], "weights_seed": seed}
         work["files"] = files_of(processes, case, seed)
         start = partial(_cold_start, processes, case, work, threads)
-        answer = start(worker, seen.get(case.id) or [])
-        rehearsed = answer["wrote"] or answer["tried_the_machine"]
+        answer, tried = start(worker, seen.get(case.id) or [])
+        rehearsed = answer.wrote or tried
         if seen.get(case.id) is None:
-            seen[case.id] = answer["modules"]
-            rehearsed = rehearsed or bool(answer["modules"])
+            seen[case.id] = answer.modules
+            rehearsed = rehearsed or bool(answer.modules)
         if rehearsed:
             worker.stop(kill=True)
             worker = starting(case)
         try:
             if rehearsed:
-                answer = start(worker, seen[case.id])
+                answer, _ = start(worker, seen[case.id])
             if not case.timed:
-                answer |= _evidence(processes, case, work, worker)
+                proof = _evidence(processes, case, work, worker)
+                answer = structs.replace(answer, **structs.asdict(proof))
         finally:
             worker.stop(kill=True)
-        return Apart(answer, imports=seen[case.id])
+        return Measurement(answer, imports=seen[case.id])
 
     for case, worker in _started(processes, cases, starting, threads, failed):
-        found = _measured("cold start", case, worker, measure)
-        if found.status != "OK":
+        measurement = _measured("cold start", case, worker, measure)
+        if measurement.status != "OK":
             failed.add(case.id)
-        done(case, found)
+        done(case, measurement)
 
 
 def _cold_start(
     processes: Processes, case: Case, work: dict, threads: int, worker: Worker, imports: list[str]
-) -> dict:
+) -> tuple[ColdStart, bool]:
     """First call, memory by phase and the artifact's size, after the `imports` of its code.
 
     A compiler knows the machine, if one was seen at work in this run, and nothing of its program.
-    "tried_the_machine": whether it had to find that out.
+    Also whether it had to find that out.
     """
     cache, compiled = Path(processes.new_folder()), processes.compiled(case.framework)
     knows = case.framework in processes.first_compile_s or (
@@ -177,10 +192,10 @@ def _cold_start(
     tried = not knows and any(cache.iterdir())
     if tried:
         first_compile(processes, _key(case, threads))
-    return answer | {"tried_the_machine": tried}
+    return answer, tried
 
 
-def _evidence(processes: Processes, case: Case, work: dict, worker: Worker) -> dict:
+def _evidence(processes: Processes, case: Case, work: dict, worker: Worker) -> Proof:
     """The proof that the technique happened, in a worker that has had its cold start."""
     limit = processes.limits.request
     if case.workload.mode == "predict":  # of which memory has forgotten what it does not need
@@ -197,9 +212,9 @@ def probes(
     seed: int,
     memory_budget: int | None,
     repetitions: int,
-    done: Callable[[Case, Apart], None],
+    done: Callable[[Case, Measurement], None],
 ) -> None:
-    """What each bench file's own `probe` finds: "metrics", and "evidence" or None.
+    """What each bench file's own `probe` finds.
 
     Rows would disturb each other in one process: a framework's threads are set once, a first batch
     finds what an earlier one has loaded, and memory keeps what it had. So each has a process.
@@ -207,8 +222,8 @@ def probes(
     starting = partial(begin, processes, what="probe", threads=threads, seed=seed)
     given = {"memory_budget": memory_budget, "repetitions": repetitions}
 
-    def measure(case: Case, worker: Worker) -> Apart:
-        return Apart(_probe(processes, case, worker, data, seed, **given))
+    def measure(case: Case, worker: Worker) -> Measurement:
+        return Measurement(_probe(processes, case, worker, data, seed, **given))
 
     for case, worker in _started(processes, cases, starting, threads):
         done(case, _measured("probe", case, worker, measure))
@@ -221,7 +236,7 @@ def probes_in_turns(
     data: dict[str, str],
     threads: int,
     seed: int,
-    done: Callable[[Case, Apart], None],
+    done: Callable[[Case, Measurement], None],
 ) -> None:
     """What each case's `probe` finds, where that is a generator: all go on to their next pause.
 
@@ -229,21 +244,21 @@ def probes_in_turns(
     meanwhile befalls them alike. All of them are alive at once.
     """
     starting = partial(begin, processes, what="probe", threads=threads, seed=seed)
-    found = {case.id: Apart() for case in cases}
+    measurements = {case.id: Measurement() for case in cases}
 
     def turn(case: Case, starting: Future, first: bool) -> bool:
         """Whether it has paused; it has ended, or failed, where it has not."""
-        own, limit, paused = found[case.id], processes.limits.train, False
-        with _noted("probe", own):
+        measurement, paused = measurements[case.id], False
+        with _noted("probe", measurement):
             worker = starting.result()
             if first:
                 given = {"memory_budget": None, "repetitions": 1}
                 answer = _probe(processes, case, worker, data, seed, **given)
             else:
-                answer = worker.ask(limit, "turn")
-            paused = "paused" in answer
+                answer = worker.ask(processes.limits.train, "turn")
+            paused = answer.paused
             if not paused:
-                own.found = answer
+                measurement.answer = answer
                 worker.stop(kill=True)
         return paused
 
@@ -255,13 +270,13 @@ def probes_in_turns(
                 if turn(case, worker, first):
                     going_on.append((case, worker))
                 else:
-                    done(case, found[case.id])
+                    done(case, measurements[case.id])
             playing, first = going_on[::-1], False
 
 
 def _probe(
     processes: Processes, case: Case, worker: Worker, data: dict[str, str], seed: int, **given
-) -> dict:
+) -> Probed:
     where = {"case": case.message(), "data": data[case.workload.task], "weights_seed": seed}
     where |= {"forked": _is_forked(processes, case), "files": files_of(processes, case, seed)}
     return worker.ask(processes.limits.train, "probe", **where, **given)
@@ -338,37 +353,32 @@ def _started(
 
 
 def _measured(
-    what: str, case: Case, starting: Future, measure: Callable[[Case, Worker], Apart]
-) -> Apart:
-    """Measure in a worker that has started; note why where it did not or fails."""
-    found = Apart()
-    with _noted(what, found):
+    what: str, case: Case, starting: Future, measure: Callable[[Case, Worker], Measurement]
+) -> Measurement:
+    """Measure in a worker that has started, and end it; note why where it did not or fails."""
+    measurement = Measurement()
+    with _noted(what, measurement):
         worker = starting.result()
-        measured = _with(worker, partial(measure, case, worker))
-        found.found, found.imports = measured.found, measured.imports
-    return found
+        try:
+            found = measure(case, worker)
+            measurement.answer, measurement.imports = found.answer, found.imports
+        finally:
+            worker.stop(kill=True)
+    return measurement
 
 
 @contextmanager
-def _noted(what: str, found: Apart) -> Iterator[None]:
+def _noted(what: str, result: Measurement | Trained) -> Iterator[None]:
     """Note the seconds of what is done in the block, and why it failed."""
     start = time.monotonic()
     try:
         yield
     except (Failed, ParentFailed) as error:
-        found.status, found.reason = "FAILED", f"{what}: {error}"
+        result.status, result.reason = "FAILED", f"{what}: {error}"
     except Unsupported as error:
-        found.status, found.reason = "UNSUPPORTED", str(error)
+        result.status, result.reason = "UNSUPPORTED", str(error)
     finally:
-        found.seconds += time.monotonic() - start
-
-
-def _with(worker: Worker, ask: Callable):
-    """What `ask` finds; the worker is ended."""
-    try:
-        return ask()
-    finally:
-        worker.stop(kill=True)
+        result.seconds += time.monotonic() - start
 
 
 # Training -----------------------------------------------------------------------------------------
@@ -401,13 +411,13 @@ def train(
     failures = processes.start_parents(keys.values())
 
     def trained_now(case: Case) -> Trained:
-        found = copy.deepcopy(trained.get(case.id)) or Trained()
+        result = copy.deepcopy(trained.get(case.id)) or Trained()
         if failure := failures.get(keys[case.id]):
-            found.status, found.reason = "FAILED", f"training: {failure}"
-        elif found.status == "OK" and not found.reason:
+            result.status, result.reason = "FAILED", f"training: {failure}"
+        elif not result.is_over:
             folder = data[case.workload.task]
-            _train(processes, keys[case.id], case, found, seeds, folder, budget)
-        return found
+            _train(processes, keys[case.id], case, result, seeds, folder, budget)
+        return result
 
     pool = ThreadPoolExecutor(threads)
     try:
@@ -427,21 +437,20 @@ def _train(
     processes: Processes,
     key: ParentKey,
     case: Case,
-    found: Trained,
+    result: Trained,
     seeds: int,
     data: str,
     budget: float | None,
 ) -> None:
-    """Train the seeds that `found` lacks and note in it what they gave, or why they did not."""
-    limit, start = processes.limits.train, time.monotonic()
-    given = budget and budget * case.workload.training
-    deadline = start + (given - found.seconds if given else limit * seeds)
+    """Train the seeds that `result` lacks and note in it what they gave, or why they did not."""
+    limit, given = processes.limits.train, budget and budget * case.workload.training
+    deadline = time.monotonic() + (given - result.seconds if given else limit * seeds)
     stages = processes.scratch / "stages" / "-".join(filter(None, (key.framework, key.flavour)))
-    try:
+    with _noted("training", result):
         worker = processes.fork(key, "train-" + case.id.replace("/", "-"))
         try:
             configure(worker, processes.limits, seed=0)
-            for seed in range(len(found.per_seed), seeds):
+            for seed in range(len(result.per_seed), seeds):
                 answer = worker.ask(
                     max(0.0, min(limit, deadline - time.monotonic())),
                     "train",
@@ -451,27 +460,19 @@ def _train(
                     stages=str(stages),
                     prove=seed == 0 and case.proved_in_training,
                 )
-                found.evidence = found.evidence or answer.get("evidence")
-                if reason := answer.get("not_applied"):
-                    found.status, found.reason = "NOT_APPLIED", reason
+                result.evidence = result.evidence or answer.evidence
+                if answer.not_applied:
+                    result.status, result.reason = "NOT_APPLIED", answer.not_applied
                     break
-                if reason := answer.get("no_figure"):
-                    found.reason = f"accuracy not measured: {reason}"
+                if answer.no_figure:
+                    result.reason = f"accuracy not measured: {answer.no_figure}"
                     break
-                found.per_seed.append(answer["value"])
-                found.artifacts += filter(None, [answer["artifact"]])
-                found.metrics += filter(None, [answer["metrics"]])
-                found.epochs += answer["epochs"]
+                result.add(answer)
         finally:
             worker.stop(kill=True)
-    except (Failed, ParentFailed) as error:
-        if given and time.monotonic() >= deadline:
-            found.reason = (
-                f"accuracy: {len(found.per_seed)} of {seeds} seeds trained in "
-                f"{given:g} s; --effort full trains all"
-            )
-        else:
-            found.status, found.reason = "FAILED", f"training: {error}"
-    except Unsupported as error:
-        found.status, found.reason = "UNSUPPORTED", str(error)
-    found.seconds += time.monotonic() - start
+    if result.status == "FAILED" and given and time.monotonic() >= deadline:
+        result.status, result.reason = (
+            "OK",
+            f"accuracy: {len(result.per_seed)} of {seeds} seeds trained in "
+            f"{given:g} s; --effort full trains all",
+        )

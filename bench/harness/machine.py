@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from bench.harness.energy import Meter
+from bench.record import Attempt, Environment
 from shared import cgroups
 from shared.cgroups import usable_threads
 
@@ -68,18 +69,17 @@ class Watch:
         self._start = time.monotonic()
         self._before, self._own = _cores(), own_cpu_s()
 
-    def stop(self) -> dict[str, float | None]:
+    def stop(self) -> Attempt:
         """Shares of the cores' time: `stolen` by the hypervisor, used by `others`; `seconds`."""
         seconds, now = time.monotonic() - self._start, _cores()
-        found: dict[str, float | None] = {"stolen": None, "others": None, "seconds": seconds}
-        if now and self._before:
-            cores, busy, stolen = now
-            whole = cores * max(seconds, 1e-3)
-            found["stolen"] = (stolen - self._before[2]) / whole
-            if cores <= usable_threads():
-                used = busy - self._before[1] - (own_cpu_s() - self._own)
-                found["others"] = max(0.0, used / whole)
-        return found
+        if not now or not self._before:
+            return Attempt(seconds=seconds)
+        cores, busy, stolen = now
+        whole, others = cores * max(seconds, 1e-3), None
+        if cores <= usable_threads():
+            used = busy - self._before[1] - (own_cpu_s() - self._own)
+            others = max(0.0, used / whole)
+        return Attempt(stolen=(stolen - self._before[2]) / whole, others=others, seconds=seconds)
 
 
 def _cores() -> tuple[int, float, float] | None:
@@ -127,29 +127,29 @@ def process_environment(*, threads: int, flavour: str | None, allocator: str) ->
     return environment | (TUNED_ALLOCATOR if allocator == "tuned" else {})
 
 
-def describe(threads: int) -> dict:
-    """What the report says of the machine."""
+def describe(threads: int) -> Environment:
+    """The machine, as far as no framework is asked."""
     cpu, flags = _cpu()
     governor = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
-    return {
-        "cpu": cpu,
-        "isa": [
+    return Environment(
+        cpu=cpu,
+        isa=[
             f for f in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16") if f in flags
         ],
-        "isa_limits": {name: os.environ[name] for name in ISA_LIMITS if name in os.environ},
-        "physical_cores": psutil.cpu_count(logical=False),
-        "logical_cores": psutil.cpu_count(),
-        "threads": threads,
-        "memory_bytes": psutil.virtual_memory().total,
-        "os": platform.platform(),
-        "governor": governor.read_text().strip() if governor.exists() else None,
-        "load": load(),
-        "python": platform.python_version(),
-        "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "on by default"),
-        "compiler": compiler() is not None,
-        "energy": Meter().names,
-        "packages": {"bench": {name: _version(name) for name in BENCH_PACKAGES}},
-    }
+        isa_limits={name: os.environ[name] for name in ISA_LIMITS if name in os.environ},
+        physical_cores=psutil.cpu_count(logical=False),
+        logical_cores=psutil.cpu_count(),
+        threads=threads,
+        memory_bytes=psutil.virtual_memory().total,
+        os=platform.platform(),
+        governor=governor.read_text().strip() if governor.exists() else None,
+        load=load(),
+        python=platform.python_version(),
+        onednn=os.environ.get("TF_ENABLE_ONEDNN_OPTS", "on by default"),
+        compiler=compiler() is not None,
+        energy=Meter().names,
+        packages={"bench": {name: _version(name) for name in BENCH_PACKAGES}},
+    )
 
 
 def _cpu() -> tuple[str, set[str]]:

@@ -13,13 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+
+from msgspec import Struct, structs
 
 from bench.analysis.values import MOST_OTHERS, MOST_STOLEN
 from bench.harness import machine
+from bench.harness.answers import Built, Configured, Losses, Sample
 from bench.harness.plan import FRAMEWORKS, Case
 from bench.harness.processes import (
     Failed,
@@ -29,8 +30,7 @@ from bench.harness.processes import (
     Unsupported,
     Worker,
 )
-
-Sample = dict[str, Any]  # a worker's answer, and how long it took
+from bench.record import Attempt, Block, Conditions
 
 MOST_LATE = 0.05  # share of a sample that may pass between its end and its result
 MOST_WAITING_CPU = 0.10  # cores that a waiting worker may use
@@ -42,30 +42,36 @@ RESERVE = 512 << 20  # bytes that stay free whoever starts
 MOST_TRIES = 2  # of a block's rounds; the least disturbed one counts
 
 
-@dataclass
-class Played:
-    """What one block found of one case. `samples`: seconds a step, one for each round; `energy_j`:
-    joules a step of each, where a counter tells.
+class Played(Struct, kw_only=True):
+    """What a block, whose match and number it has, found of one case.
 
-    `shortest_s`: how long its shortest sample lasted. `seconds`: what each part took. `modules`:
-    what it imported since its worker was configured. `peak_bytes`: what its worker held at most.
+    `samples`: seconds a step, one for each round; `energy_j`: joules a step of each, where a
+    counter tells. `shortest_s`: how long its shortest sample lasted. `seconds`: what each part
+    took. `modules`: what it imported since its worker was configured. `peak_bytes`: what its worker
+    held at most.
     """
 
-    samples: list[float] = field(default_factory=list)
+    match: int = 0
+    block: int = 0
+    samples: list[float] = []
     first_call_s: float | None = None
-    losses: list[float] | None = None
+    losses: Losses = []
     weights_sha256: str | None = None
     empty_s: float | None = None
     steps: int | None = None
     shortest_s: float | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
-    settings: dict | None = None
+    seconds: dict[str, float] = {}
+    settings: Configured | None = None
     evidence: dict | None = None
     modules: list[str] | None = None
-    peak_bytes: int | None = None
+    peak_bytes: float | None = None
     energy_j: list[float] | None = None
     status: str = "OK"
     reason: str | None = None
+
+    def as_record(self) -> Block:
+        """What of it stands in the record beside the samples."""
+        return Block(**{name: getattr(self, name) for name in Block.__struct_fields__})
 
 
 def start_order(cases: list[Case], match: int, block: int) -> list[Case]:
@@ -97,7 +103,7 @@ def files_of(processes: Processes, case: Case, seed: int) -> str:
     return str(processes.scratch / "files" / row / str(seed))
 
 
-def configure(worker: Worker, limits, seed: int) -> dict:
+def configure(worker: Worker, limits, seed: int) -> Configured:
     """Set a new worker's threads and seeds and return what it read back.
 
     What a framework imports late is imported first: it is no part of a technique's memory.
@@ -116,8 +122,9 @@ def configure(worker: Worker, limits, seed: int) -> dict:
 class Match:
     """One block of one match, whose contenders start in the order of `cases`.
 
-    `number`: the match's. `side_by_side`: contenders that start at once; where it is more than one,
-    their first calls disturb each other and are not kept. `first_calls`: whether they are, else.
+    `number`: the match's; `block`: the block's. `side_by_side`: contenders that start at once;
+    where it is more than one, their first calls disturb each other and are not kept. `first_calls`:
+    whether they are, else.
     `needs`: the bytes that a contender is expected to hold. `seconds`: what each part took,
     `tries`: what disturbed each try at the rounds, and `left_out`: who was not started, since there
     was no memory left for it.
@@ -133,20 +140,21 @@ class Match:
         seed: int,
         evidence: bool,
         number: int = 0,
+        block: int = 0,
         side_by_side: int = 1,
         first_calls: bool = True,
         needs: Callable[[Case], float] = lambda case: 0,
     ) -> None:
         self.processes, self.cases, self.data = processes, list(cases), data
         self.threads, self.seed, self.evidence = threads, seed, evidence
-        self.number, self.needs = number, needs
+        self.number, self.block, self.needs = number, block, needs
         self.side_by_side, self.first_calls = side_by_side, first_calls
         self.left_out: list[Case] = []
         self._stepping, self._stopped = threading.Lock(), False
-        self.blocks = {case.id: Played() for case in cases}
+        self.played = {case.id: Played(match=number, block=block) for case in cases}
         self.workers: dict[str, Worker] = {}
         self.seconds: dict[str, float] = {}
-        self.tries: list[dict] = []
+        self.tries: list[Attempt] = []
         self.load: float | None = None
 
     def play(self, rounds: int) -> dict[str, Played]:
@@ -167,20 +175,22 @@ class Match:
             for worker in self.workers.values():
                 worker.stop(kill=True)
         for case in self.left_out:
-            del self.blocks[case.id]
-        return self.blocks
+            del self.played[case.id]
+        return self.played
 
-    def conditions(self) -> dict:
+    def conditions(self) -> Conditions:
         """Under which the block was played: in which order, how long, and what disturbed it."""
-        best = min(self.tries, key=_disturbance, default={"stolen": None, "others": None})
-        return {
-            "order": [case.id for case in self.cases if case.id in self.blocks],
-            "load": self.load,
-            "stolen": best["stolen"],
-            "others": best["others"],
-            "tries": self.tries,
-            "seconds": self.seconds,
-        }
+        best = min(self.tries, key=_disturbance, default=Attempt())
+        return Conditions(
+            match=self.number,
+            block=self.block,
+            order=[case.id for case in self.cases if case.id in self.played],
+            load=self.load,
+            stolen=best.stolen,
+            others=best.others,
+            tries=self.tries,
+            seconds=self.seconds,
+        )
 
     @contextlib.contextmanager
     def _part(self, name: str) -> Iterator[None]:
@@ -191,11 +201,11 @@ class Match:
     def _share(self, seconds: float) -> None:
         """Share out the time in which contenders began, side by side, to what they did in it."""
         took = dict.fromkeys(("start", "build", "first_call", "first_steps"), 0.0)
-        for block in self.blocks.values():
+        for played in self.played.values():
             for part in took:
-                took[part] += block.seconds.get(part, 0.0)
+                took[part] += played.seconds.get(part, 0.0)
         whole = sum(took.values()) or 1.0
-        self.seconds |= {part: seconds * each / whole for part, each in took.items()}
+        self.seconds |= {part: seconds * share / whole for part, share in took.items()}
 
     def _begin(self) -> None:
         """Start every contender and let it take its first steps."""
@@ -241,25 +251,25 @@ class Match:
             self._drop(case, "UNSUPPORTED", str(error))
 
     def _drop(self, case: Case, status: str, reason: str) -> None:
-        block = self.blocks[case.id]
-        block.status, block.reason, block.samples = status, reason, []
+        played = self.played[case.id]
+        played.status, played.reason, played.samples = status, reason, []
         worker = self.workers.pop(case.id, None)
         if worker:
             worker.stop(kill=True)
 
     def _start(self, case: Case) -> None:
-        block = self.blocks[case.id]
-        with _clocked(block, "start"):
-            block.settings = self._fork(case)
-        with _clocked(block, "build"):
-            answer = self._build(case)
-            if answer["wrote"]:  # what a converter leaves behind is not to be timed along
+        played = self.played[case.id]
+        with _clocked(played, "start"):
+            played.settings = self._fork(case)
+        with _clocked(played, "build"):
+            built = self._build(case)
+            if built.wrote:  # what a converter leaves behind is not to be timed along
                 self.workers.pop(case.id).stop(kill=True)
                 self._fork(case)
-                answer = self._build(case)
-        block.weights_sha256 = answer["weights_sha256"]
+                built = self._build(case)
+        played.weights_sha256 = built.weights_sha256
 
-    def _fork(self, case: Case) -> dict:
+    def _fork(self, case: Case) -> Configured:
         label = case.id.replace("/", "-")
         worker = self.processes.fork(parent_key(case, self.threads), label)
         self.workers[case.id] = worker
@@ -267,7 +277,7 @@ class Match:
             worker.stop(kill=True)
         return configure(worker, self.processes.limits, self.seed)
 
-    def _build(self, case: Case) -> dict:
+    def _build(self, case: Case) -> Built:
         return self.workers[case.id].ask(
             self.processes.limits.request,
             "build",
@@ -282,30 +292,30 @@ class Match:
 
         Two processes' pools of threads that spin on the same cores take ten times as long.
         """
-        block, worker = self.blocks[case.id], self.workers[case.id]
+        played, worker = self.played[case.id], self.workers[case.id]
         limit = self.processes.limits.request
-        with _clocked(block, "first_call"):
+        with _clocked(played, "first_call"):
             first = worker.ask(limit, "first_call")
-        with self._stepping, _clocked(block, "first_steps"):
-            block.losses = [first["loss"], *worker.ask(limit, "next_steps")["losses"]]
+        with self._stepping, _clocked(played, "first_steps"):
+            played.losses = [first.loss, *worker.ask(limit, "next_steps").losses]
         if self.side_by_side == 1 and self.first_calls:
-            block.first_call_s = first["seconds"]
+            played.first_call_s = first.seconds
 
     def _warm(self, case: Case) -> None:
-        block = self.blocks[case.id]
-        with _clocked(block, "warm"):
-            answer = self.workers[case.id].ask(self.processes.limits.request, "warm")
-        block.steps, block.empty_s = answer["steps"], answer["empty_s"]
+        played = self.played[case.id]
+        with _clocked(played, "warm"):
+            warmed = self.workers[case.id].ask(self.processes.limits.request, "warm")
+        played.steps, played.empty_s = warmed.steps, warmed.empty_s
 
     def _rounds(self, rounds: int) -> None:
         """The rounds, and once more where others used the cores; the least disturbed ones count."""
         kept: dict[str, list[Sample]] = {}
         for number in range(MOST_TRIES):
             watch = machine.Watch()
-            found = self._sample(rounds, number)
+            samples = self._sample(rounds, number)
             self.tries.append(watch.stop())
             if min(self.tries, key=_disturbance) is self.tries[-1]:
-                kept = found
+                kept = samples
             if _disturbance(self.tries[-1]) <= 1:
                 break
         for case in self._alive():
@@ -314,17 +324,18 @@ class Match:
     def _sample(self, rounds: int, number: int) -> dict[str, list[Sample]]:
         """Every contender once a round, in an order drawn anew for each."""
         order = random.Random(f"{self.seed} {self.number} {number}")
-        found: dict[str, list[Sample]] = {case.id: [] for case in self.cases}
+        samples: dict[str, list[Sample]] = {case.id: [] for case in self.cases}
 
         def sample(case: Case) -> None:
             asked = time.monotonic()
             answer = self.workers[case.id].ask(self.processes.limits.sample, "sample")
-            found[case.id].append(answer | {"took_s": time.monotonic() - asked})
+            took_s = time.monotonic() - asked
+            samples[case.id].append(structs.replace(answer, took_s=took_s))
 
         start = time.monotonic()
         for done in range(rounds):
             contenders = self._alive()
-            sampled = min((_sampled(found[case.id]) for case in contenders), default=0.0)
+            sampled = min((_sampled(samples[case.id]) for case in contenders), default=0.0)
             if done >= FEWEST_ROUNDS and (
                 sampled >= SAMPLED_S or time.monotonic() - start > SAMPLING_S
             ):
@@ -332,21 +343,21 @@ class Match:
             order.shuffle(contenders)
             for case in contenders:
                 self._guard(case, sample)
-        return found
+        return samples
 
-    def _keep(self, case: Case, found: list[Sample]) -> None:
+    def _keep(self, case: Case, samples: list[Sample]) -> None:
         """Keep a contender's samples, unless something was wrong with them."""
-        block = self.blocks[case.id]
-        block.samples = [each["seconds"] for each in found]
-        joules = [each.get("energy_j") for each in found]
-        block.energy_j = None if None in joules else joules
-        block.steps = found[-1]["steps"]
-        block.shortest_s = min(each["seconds"] * each["steps"] for each in found)
-        block.seconds["rounds"] = sum(each["took_s"] for each in found)
-        late = median(each["late_s"] / each["seconds"] for each in found)
+        played = self.played[case.id]
+        played.samples = [sample.seconds for sample in samples]
+        joules = [sample.energy_j for sample in samples]
+        played.energy_j = None if None in joules else joules
+        played.steps = samples[-1].steps
+        played.shortest_s = min(sample.seconds * sample.steps for sample in samples)
+        played.seconds["rounds"] = sum(sample.took_s for sample in samples)
+        late = median(sample.late_s / sample.seconds for sample in samples)
         busy = [
-            max(0.0, each["waiting_cpu_s"] - MESSAGE_CPU_S) / max(each["waited_s"], 1e-9)
-            for each in found
+            max(0.0, sample.waiting_cpu_s - MESSAGE_CPU_S) / max(sample.waited_s, 1e-9)
+            for sample in samples
         ]
         self._judge(case, late, median(busy[1:] or [0.0]))
 
@@ -366,38 +377,37 @@ class Match:
             )
 
     def _finish(self, case: Case) -> None:
-        answer = self.workers[case.id].ask(
+        played = self.played[case.id]
+        end = self.workers[case.id].ask(
             self.processes.limits.request, "finish", evidence=self.evidence
         )
-        if answer["traces"] != answer["traces_before"]:
+        played.peak_bytes = end.peak_bytes
+        if end.traces != end.traces_before:
             self._drop(
                 case,
                 "FAILED",
-                f"traced again in steady state: {answer['traces_before']} graphs after warm-up, "
-                f"{answer['traces']} at the end",
+                f"traced again in steady state: {end.traces_before} graphs after warm-up, "
+                f"{end.traces} at the end",
             )
-        elif answer.get("not_applied"):
-            self.blocks[case.id].evidence = answer["evidence"]
-            self._drop(case, "NOT_APPLIED", answer["not_applied"])
-        else:
-            self.blocks[case.id].evidence = answer.get("evidence")
-            self.blocks[case.id].modules = answer.get("modules")
-        self.blocks[case.id].peak_bytes = answer["peak_bytes"]
+            return
+        played.evidence, played.modules = end.evidence, end.modules
+        if end.not_applied:
+            self._drop(case, "NOT_APPLIED", end.not_applied)
 
 
 @contextlib.contextmanager
-def _clocked(block: Played, part: str) -> Iterator[None]:
+def _clocked(played: Played, part: str) -> Iterator[None]:
     start = time.monotonic()
     try:
         yield
     finally:
-        block.seconds[part] = time.monotonic() - start
+        played.seconds[part] = time.monotonic() - start
 
 
 def _sampled(samples: list[Sample]) -> float:
-    return sum(each["seconds"] * each["steps"] for each in samples)
+    return sum(sample.seconds * sample.steps for sample in samples)
 
 
-def _disturbance(found: dict) -> float:
+def _disturbance(attempt: Attempt) -> float:
     """How much was taken from the cores, in what a block may lose; 0 where unknown."""
-    return max((found["stolen"] or 0) / MOST_STOLEN, (found["others"] or 0) / MOST_OTHERS)
+    return max((attempt.stolen or 0) / MOST_STOLEN, (attempt.others or 0) / MOST_OTHERS)

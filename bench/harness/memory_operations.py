@@ -12,7 +12,8 @@ import weakref
 from itertools import cycle, islice
 
 from bench.harness import memory
-from bench.harness.plan import Prepared
+from bench.harness.answers import ColdStart, Compiled
+from bench.harness.plan import CaseMessage, Prepared
 from bench.harness.sizes import artifact_bytes
 
 STEADY_STEPS = 20  # of a peak in the steady state, or as many as
@@ -20,17 +21,17 @@ STEADY_S = 2.0  # fit into this, if steps are long
 STATE = ("parameters", "gradients", "optimizer")
 
 
-class Weighing:
+class MemoryOperations:
     """Operations on a case that is not prepared yet: see `worker.Operations`."""
 
-    def _op_first_compile(self, cache: str) -> dict:
+    def _op_first_compile(self, cache: str) -> Compiled:
         """What a first program takes to compile, which leaves in `cache` what others find there."""
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
-        return {"seconds": self.kit.runtime.first_compile()}
+        return Compiled(seconds=self.kit.runtime.first_compile())
 
     def _op_memory(
         self,
-        case: dict,
+        case: CaseMessage,
         data: str,
         weights_seed: int,
         *,
@@ -38,13 +39,13 @@ class Weighing:
         cache: str,
         forked: bool,
         files: str | None = None,
-    ) -> dict:
+    ) -> ColdStart:
         """Resident peaks by phase and the first call, in a process that has done nothing else.
 
         What the case's own code imports is imported first: `imports` are the modules that it was
-        seen to import, wherever it does so. "modules" are those that it imported nevertheless.
+        seen to import, wherever it does so. `modules` are those that it imported nevertheless.
         torch.compile's cache on disk outlives processes: `cache` is one without the case's program.
-        Where the worker is `forked`, it begins with all pages that its parent has. "wrote": whether
+        Where the worker is `forked`, it begins with all pages that its parent has. `wrote`: whether
         the file of `files` was not there, so that what is left of writing it is in the figures.
         """
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
@@ -56,10 +57,10 @@ class Weighing:
             with contextlib.suppress(Exception):  # some are made, not imported
                 importlib.import_module(name)
         self.imported = set(sys.modules)
-        found = {"import_bytes": memory.resident()}
+        phases = {"import_bytes": memory.resident()}
         resets = memory.reset_peak()
-        wrote = self._op_build(case, data, weights_seed, files)["wrote"]
-        found["build_bytes"] = memory.peak()
+        wrote = self._op_build(case, data, weights_seed, files).wrote
+        phases["build_bytes"] = memory.peak()
         model = weakref.ref(self.prepared.model)
         if self.work.mode == "predict":
             self._forget_training()
@@ -69,26 +70,26 @@ class Weighing:
         self.call(*self.batches[0])
         kit.runtime.synchronize()
         first = time.perf_counter() - start
-        found["first_step_peak_bytes"] = memory.peak()
+        phases["first_step_peak_bytes"] = memory.peak()
         memory.reset_peak()
         for batch in islice(cycle(self.batches), STEADY_STEPS):
             self.call(*batch)
             kit.runtime.synchronize()
             if time.perf_counter() - start > STEADY_S:
                 break
-        found["steady_peak_bytes"] = memory.peak()
+        phases["steady_peak_bytes"] = memory.peak()
         if not resets:
-            found = dict.fromkeys(found)
+            phases = dict.fromkeys(phases)
         parts = kit.runtime.state_bytes(model(), self.prepared.optimizer) if model() else {}
-        return {
-            "first_call_s": first,
-            "memory": found,
-            "parts": {part: parts.get(part, 0) for part in STATE},
-            "device_peak": kit.runtime.device_peak(),
-            "artifact": artifact_bytes(self.prepared.artifact),
-            "modules": self._modules(),
-            "wrote": wrote,
-        }
+        return ColdStart(
+            first_call_s=first,
+            memory=phases,
+            parts={part: parts.get(part, 0) for part in STATE},
+            device_peak=kit.runtime.device_peak(),
+            artifact=artifact_bytes(self.prepared.artifact),
+            modules=self._modules(),
+            wrote=wrote,
+        )
 
     def _forget_training(self) -> None:
         """Leave what a prediction needs, which is not the model where it comes from a file."""

@@ -32,26 +32,27 @@ def main(address: str, name: str, modules: list[str]) -> None:
             importlib.import_module(module)
         if threading.active_count() > 1:
             raise RuntimeError(f"importing {', '.join(modules)} started a thread: no fork is safe")
-        wire.send(connection, {"ready": True})
+        wire.send(connection, wire.Reply(True))  # it is ready
         while True:
-            message = wire.receive(connection)
-            if message["op"] == "fork":
-                answer = {"pid": _fork(connection, address, message)}
-                children.add(answer["pid"])
+            request = wire.receive(connection, wire.Request)
+            if request.op == "fork":
+                answer = _fork(connection, address, **request.arguments)
+                children.add(answer)
             else:
-                answer = {"ended": _reap(message["pid"])}
-                children.discard(message["pid"])
-            wire.send(connection, answer)
+                answer = _reap(**request.arguments)
+                children.discard(request.arguments["pid"])
+            wire.send(connection, wire.Reply(answer))
     except wire.Gone:
         pass
     except Exception as error:
-        wire.send(connection, {"error": one_line(error)})
+        wire.send(connection, wire.Reply(error=one_line(error)))
     finally:
         for child in children:
             _reap(child, patience=0)
 
 
-def _fork(connection: Connection, address: str, message: dict) -> int:
+def _fork(connection: Connection, address: str, name: str, log: str) -> int:
+    """The process id of a new worker called `name`."""
     child = os.fork()
     if child:
         os.setpgid(child, child)  # a group of its own, so that it ends with whatever it started
@@ -59,7 +60,7 @@ def _fork(connection: Connection, address: str, message: dict) -> int:
     status = 1
     try:
         connection.close()
-        worker.run(address, message["name"], message["log"])
+        worker.run(address, name, log)
         status = 0
     except BaseException:
         traceback.print_exc()

@@ -20,15 +20,18 @@ Nothing here imports a framework.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.analysis.prices import Price
+from msgspec import Struct
+
+from bench.record import Price
 from shared.specs import TASKS, Task
 
 EFFORTS = ("quick", "default", "ordinary", "full")
+SEED = 2026
 ROUNDS = 20  # of a block at most
 FREE = Price()  # a row that a setting gives
 LOOKS = (3, 5, 8)  # numbers of blocks
@@ -268,7 +271,7 @@ class Technique:
         if variant.role == "baseline":
             return FREE
         price = self.price if variant.price is None else variant.price
-        return replace(price, compiled=price.compiled or variant.requires == "compiler")
+        return price.but(compiled=price.compiled or variant.requires == "compiler")
 
 
 @dataclass(frozen=True)
@@ -332,20 +335,35 @@ class Case:
         """Whether it is what others are compared with."""
         return self.variant.role == "baseline"
 
-    def message(self) -> dict[str, Any]:
-        """What a worker needs to know, as JSON."""
-        name = self.variant.stands_for or self.variant.name
-        return {
-            "module": self.module,
-            "family": self.family,
-            "technique": self.technique,
-            "composed_of": self.composed_of,
-            "framework": self.framework,
-            "variant": asdict(self.variant) | {"name": name},
-            "task": self.workload.task,
-            "batch_size": self.workload.batch_size,
-            "mode": self.workload.mode,
-        }
+    def message(self) -> CaseMessage:
+        """What a worker needs to know."""
+        return CaseMessage(
+            module=self.module,
+            family=self.family,
+            technique=self.technique,
+            composed_of=self.composed_of,
+            variant=self.variant.stands_for or self.variant.name,
+            settings=self.variant.settings,
+            program=self.variant.program,
+            task=self.workload.task,
+            batch_size=self.workload.batch_size,
+            mode=self.workload.mode,
+        )
+
+
+class CaseMessage(Struct, frozen=True, kw_only=True):
+    """A case as it travels to a worker. `variant`: the name that `prepare` is given."""
+
+    module: str
+    family: str
+    technique: str
+    composed_of: tuple[str, ...]
+    variant: str
+    settings: dict[str, Any]
+    program: str | None
+    task: str
+    batch_size: int
+    mode: str
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,11 @@ from itertools import count
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from bench.harness import machine, wire, worker
+from bench.harness import answers, machine, wire, worker
 from bench.harness.plan import FRAMEWORKS
 from shared import scratch
 
@@ -92,24 +93,24 @@ class Peer:
         self._turn = threading.Lock()  # two threads may ask one parent
         self._owes = False  # an answer that nobody waits for any more (Ctrl-C, a time-out)
 
-    def ask(self, timeout: float, op: str, **message: object) -> dict:
-        """Send a request and wait for its answer; `wire.Gone` and `wire.Silent` as they come."""
+    def ask(self, timeout: float, kind: type, op: str, **arguments: object) -> wire.Reply:
+        """Send a request and wait for its answer of a type; the exceptions are those of `wire`."""
         with self._turn:
             if self._owes:  # its next answer would be taken for this one's
                 raise wire.Gone
             self._owes = True
-            self.post(op, **message)
-            answer = self.answer(timeout)
+            self.post(op, **arguments)
+            reply = self.reply(timeout, kind)
             self._owes = False
-            return answer
+            return reply
 
-    def post(self, op: str, **message: object) -> None:
+    def post(self, op: str, **arguments: object) -> None:
         """Send a request without waiting."""
-        wire.send(self._connection, {"op": op, **message})
+        wire.send(self._connection, wire.Request(op, arguments))
 
-    def answer(self, timeout: float) -> dict:
-        """Wait for the answer to the last request."""
-        return wire.receive(self._connection, timeout)
+    def reply(self, timeout: float, kind: type) -> wire.Reply:
+        """Wait for the answer to the last request, which is of a type."""
+        return wire.receive(self._connection, wire.Reply[kind], timeout)
 
     def close(self) -> None:
         """Hang up; the process ends by itself."""
@@ -123,26 +124,32 @@ class Worker:
         self.key, self.peer, self._end = key, peer, end
         self._ended: str | None = None
 
-    def ask(self, timeout: float, op: str, **message: object) -> dict:
-        """Send a request and wait for its answer; `Failed` or `Unsupported` with the reason."""
+    def ask(self, timeout: float, op: str, **arguments: object) -> Any:
+        """Send a request and wait for its answer, whose type `answers.OF_OPERATION` has.
+
+        Raises `Failed` or `Unsupported` with the reason.
+        """
         try:
-            self.peer.post(op, **message)
+            self.peer.post(op, **arguments)
         except wire.Gone:
             raise Failed(f"the worker {self.stop()} before {op}") from None
         try:
-            answer = self.peer.answer(timeout)
+            reply = self.peer.reply(timeout, answers.OF_OPERATION[op])
+        except wire.Foreign as error:
+            self.stop(kill=True)
+            raise Failed(f"the worker's answer to {op} can't be read: {error}") from None
         except wire.Gone:
             raise Failed(f"the worker {self.stop()} during {op}") from None
         except wire.Silent:
             self.stop(kill=True)
             raise Failed(TIMED_OUT.format(op, timeout)) from None
-        if "error" in answer:
+        if reply.error is not None:
             self.stop(kill=True)
-            raise Failed(answer["error"])
-        if "unsupported" in answer:
+            raise Failed(reply.error)
+        if reply.unsupported is not None:
             self.stop(kill=True)
-            raise Unsupported(answer["unsupported"])
-        return answer
+            raise Unsupported(reply.unsupported)
+        return reply.answer
 
     def stop(self, kill: bool = False) -> str:
         """End the process and say how it ended."""
@@ -176,7 +183,7 @@ class Processes:
         self._parents: dict[ParentKey, tuple[subprocess.Popen, Peer]] = {}
         self._running: list[subprocess.Popen] = []
         self._closed = False
-        self.first_compile_s: dict[str, float] = {}  # by framework, see `apart.first_compile`
+        self.first_compile_s: dict[str, float] = {}  # by framework, see `isolated_measurements`
         # What processes write beside their logs: gone with the run, however they ended. Among it
         # torch.compile's cache, so that no earlier run warms it.
         self._ending = contextlib.ExitStack()
@@ -223,13 +230,13 @@ class Processes:
         while True:
             try:
                 connection = self._listener.accept()
-                hello = wire.receive(connection, timeout=10)
+                hello = wire.receive(connection, wire.Hello, timeout=10)
             except (wire.Gone, wire.Silent, AuthenticationError, EOFError, OSError):
                 if self._closed:
                     return
                 continue  # a caller that died while it called
             with self._arrival:
-                self._arrived[hello["name"]] = Peer(connection, hello["pid"])
+                self._arrived[hello.name] = Peer(connection, hello.pid)
                 self._arrival.notify_all()
 
     def _wait_for(self, name: str, alive, timeout: float) -> Peer:
@@ -303,7 +310,7 @@ class Processes:
     def _finish_parent(self, name: str, process: subprocess.Popen) -> tuple[subprocess.Popen, Peer]:
         try:
             peer = self._wait_for(name, lambda: process.poll() is None, self.limits.start)
-            answer = peer.answer(self.limits.start)
+            reply = peer.reply(self.limits.start, bool)
         except (wire.Gone, wire.Silent) as error:
             if isinstance(error, wire.Silent):
                 _kill(process.pid)
@@ -314,9 +321,9 @@ class Processes:
                 else f"did not answer within {self.limits.start:g} s"
             )
             raise ParentDied(f"its parent {how} (see {name}.log)") from None
-        if "error" in answer:
+        if reply.error is not None:
             _end(process)
-            raise ParentFailed(answer["error"])
+            raise ParentFailed(reply.error)
         return process, peer
 
     def _parent(self, key: ParentKey) -> Peer:
@@ -364,19 +371,18 @@ class Processes:
 
     def _fork(self, key: ParentKey, parent: Peer, label: str) -> Worker:
         name = self._name(label)
-        answer = parent.ask(
-            self.limits.start, "fork", name=name, log=str(self.logs / f"{name}.log")
-        )
-        if "error" in answer:  # such as no more processes; the parent has ended
-            raise ParentFailed(answer["error"])
-        pid = answer["pid"]
+        log = str(self.logs / f"{name}.log")
+        forked = parent.ask(self.limits.start, int, "fork", name=name, log=log)
+        if forked.error is not None:  # such as no more processes; the parent has ended
+            raise ParentFailed(forked.error)
+        pid = forked.answer
 
         def reap() -> str:
             try:
-                answer = parent.ask(self.limits.start, "reap", pid=pid)
-                return answer.get("ended", "ended with its parent")
+                ended = parent.ask(self.limits.start, str, "reap", pid=pid).answer
             except (wire.Gone, wire.Silent):
-                return "ended with its parent"
+                ended = None
+            return ended or "ended with its parent"
 
         return self._worker(key, name, pid, lambda: _lives(pid), reap)
 

@@ -8,19 +8,20 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.record import Artifact
 from shared.specs import FileSpec, ModelSpec, layers, parameter_shapes
 
 
-def artifact_bytes(artifact: Path | None) -> dict | None:
+def artifact_bytes(artifact: Path | None) -> Artifact | None:
     """Bytes of a file or of all files in a folder, as they are and compressed (zlib, level 6)."""
     if artifact is None:
         return None
     files = [artifact] if artifact.is_file() else sorted(artifact.rglob("*"))
     contents = [path.read_bytes() for path in files if path.is_file()]
-    return {
-        "bytes": sum(map(len, contents)),
-        "compressed_bytes": sum(len(zlib.compress(content, 6)) for content in contents),
-    }
+    return Artifact(
+        bytes=sum(map(len, contents)),
+        compressed_bytes=sum(len(zlib.compress(content, 6)) for content in contents),
+    )
 
 
 def model_size(spec: ModelSpec, weights: dict[str, np.ndarray]) -> dict[str, dict]:

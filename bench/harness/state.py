@@ -1,30 +1,31 @@
 """What a run has found, as it was found: `state.json`, from which an interrupted run is taken up.
 
-results.json holds what was measured. To go on as if it had never stopped, a run needs more: losses
-that are not numbers, cases that failed, and what it was asked for, with paths of this machine. So
-that stands in a file of its own, which is written before the record: what the record shows, the
-state holds.
+results.json holds what is published. To go on as if it had never stopped, a run needs more: what
+its matches are, who has left, and what it was asked for, with paths of this machine. So that stands
+in a file of its own, which is written before the record: what the record shows, the state holds.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from dataclasses import fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
+from msgspec import Struct
 
+from bench.harness.answers import ColdStart
 from bench.harness.folders import replace_file
 from bench.harness.isolated_measurements import Trained
 from bench.harness.matches import Played
 from bench.harness.plan import Case
-from bench.harness.record import Entry, Record
+from bench.record import Conditions, Environment, Metric
 
 FILE = "state.json"
-VERSION = 3
+VERSION = 4
 MEASURED_BY = (
     "shared",
     "pt_impl",
@@ -36,129 +37,179 @@ MEASURED_BY = (
 # What may differ when a run is taken up: figures, not conditions.
 VOLATILE = ("load", "peak_flops", "first_compile_s")
 
-# What a run was asked for: its options by name, and the ids of the cases that were selected.
-ASKED = {"options", "selected"}
 
-State = dict[str, Any]
+class Asked(Struct, frozen=True, kw_only=True):
+    """What a run was asked for: its options by name, and the ids of the cases selected."""
 
-
-def save(record: Record, *, asked: dict, code: str) -> None:
-    """Write what `record` has found, what the run was `asked` for, and by which `code`."""
-    found = {
-        "state_version": VERSION,
-        "asked": asked,
-        "process": _this_process(),
-        "code": code,
-        "top": record.top,
-        "cases": list(record.entries),
-        "matches": [[case.id for case in match] for match in record.matches],
-        "passes": record.passes,
-        "left": sorted(record.left),
-        "conditions": [[*place, found] for place, found in record.conditions.items()],
-        "entries": {name: _packed(entry) for name, entry in record.entries.items()},
-    }
-    replace_file(record.folder / FILE, json.dumps(found))
+    options: dict[str, Any] = {}
+    selected: list[str] = []
 
 
-def _packed(entry: Entry) -> dict:
-    found = {field.name: getattr(entry, field.name) for field in fields(entry)}
-    del found["case"]
-    blocks = [[*place, vars(block)] for place, block in entry.blocks.items()]
-    return found | {"blocks": blocks, "trained": entry.trained and vars(entry.trained)}
+class ProcessId(Struct, frozen=True, kw_only=True, eq=True):
+    """A process by its number and its start; another one may have the number later."""
+
+    id: int
+    started: float
 
 
-def load(folder: Path, started: str) -> State:
+class CaseState(Struct, kw_only=True):
+    """Everything found of one case.
+
+    `evidence`: of a probe. `imports`: the modules that the case's own code imports. `seconds`: what
+    was measured in processes of its own took, by part.
+    """
+
+    blocks: list[Played] = []
+    cold_starts: list[ColdStart] = []
+    probed: dict[str, Metric] = {}
+    evidence: dict[str, Any] | None = None
+    trained: Trained | None = None
+    imports: list[str] | None = None
+    seconds: dict[str, float] = {}
+    status: str = "OK"
+    reason: str | None = None
+
+    @property
+    def seeds(self) -> int:
+        """With how many seeds it was trained."""
+        return len(self.trained.per_seed) if self.trained else 0
+
+    @property
+    def training_is_over(self) -> bool:
+        """Whether it is trained with no more seeds."""
+        return self.trained is not None and self.trained.is_over
+
+    def fail(self, status: str, reason: str | None) -> None:
+        """Note why the case has no figures; the first reason stands."""
+        if self.status == "OK":
+            self.status, self.reason = status, reason
+
+    def spend(self, part: str, seconds: float) -> None:
+        """Note what a part took."""
+        self.seconds[part] = self.seconds.get(part, 0.0) + seconds
+
+
+class RunState(Struct, kw_only=True):
+    """What a run was asked for, where it runs, and everything that it has found.
+
+    `code`: a hash of the source that measures. `passes`: the numbers of the matches that each pass
+    plays; pass n plays block n. `left`: the ids of those who left. `settled`: the settings of rows
+    that were decided by others. `conditions`: of each block that was played to its end.
+    """
+
+    state_version: int = VERSION
+    asked: Asked
+    process: ProcessId
+    code: str
+    command: str
+    effort: str
+    started: str
+    environment: Environment
+    resumed: list[str] = []
+    finished: bool = False
+    ended: str | None = None
+    seconds: dict[str, float | None] = {}
+    settled: dict[str, dict[str, Any]] = {}
+    cases: dict[str, CaseState] = {}
+    matches: list[list[str]] = []
+    passes: list[list[int]] = []
+    left: set[str] = set()
+    conditions: list[Conditions] = []
+
+    @property
+    def played(self) -> set[tuple[int, int]]:
+        """The blocks that were played to their end: (match, block)."""
+        return {(found.match, found.block) for found in self.conditions}
+
+    @property
+    def described(self) -> bool:
+        """Whether the frameworks have been asked, without which nothing is measured."""
+        return self.environment.peak_flops is not None
+
+    def add_match(self, cases: list[Case]) -> int:
+        """Number a match."""
+        self.matches.append([case.id for case in cases])
+        return len(self.matches) - 1
+
+    def add_block(self, played: dict[str, Played], conditions: Conditions) -> None:
+        """Keep what a block found of each case, and under which conditions."""
+        for name, result in played.items():
+            case = self.cases[name]
+            case.blocks.append(result)
+            if result.modules is not None:
+                case.imports = result.modules
+            if result.status != "OK":
+                case.fail(result.status, result.reason)
+        self.conditions.append(conditions)
+
+    def spend(self, part: str, seconds: float) -> None:
+        """Note what a part of the run took."""
+        self.seconds[part] = (self.seconds.get(part) or 0.0) + seconds
+
+
+def new(
+    *, asked: Asked, command: str, effort: str, environment: Environment, cases: list[Case]
+) -> RunState:
+    """The state of a run of these cases that has not begun."""
+    return RunState(
+        asked=asked,
+        process=this_process(),
+        code=code(),
+        command=command,
+        effort=effort,
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        environment=environment,
+        seconds={"total": 0.0, "first_table": None, "intervals": None},
+        cases={case.id: CaseState() for case in cases},
+    )
+
+
+def save(state: RunState, folder: Path) -> None:
+    """Write `state` into the folder of its run."""
+    replace_file(folder / FILE, msgspec.json.encode(state).decode())
+
+
+class _Version(Struct):
+    state_version: int
+
+
+def load(folder: Path, started: str) -> RunState:
     """The state of the run in `folder` whose record says when it `started`.
 
     Raises ValueError with one clear line where there is none, or where it can't be gone on from.
     """
-    path = folder / FILE
     try:
-        state = json.loads(path.read_text("utf-8"))
-        version = state["state_version"]
+        text = (folder / FILE).read_bytes()
+        version = msgspec.json.decode(text, type=_Version).state_version
     except FileNotFoundError:
         raise ValueError(f"there is no {FILE} beside its results.json to go on from") from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         raise ValueError(f"{FILE} can't be read: it is cut off, or of another program") from None
     if version != VERSION:
         raise ValueError(
             f"{FILE} is of version {version}; this version of twinbench reads {VERSION}"
         )
     try:
-        same, measuring = state["top"]["started"] == started, _is_alive(state["process"])
-        whole = isinstance(state["cases"], list) and isinstance(state["code"], str)
-        whole = whole and state["asked"].keys() == ASKED
-        whole = whole and isinstance(state["asked"]["options"], dict)
-        whole = whole and isinstance(state["asked"]["selected"], list)
-    except (KeyError, TypeError, AttributeError):
-        whole = False
-    if not whole:
-        raise ValueError(f"{FILE} is damaged") from None
-    if not same:
+        state = msgspec.json.decode(text, type=RunState)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{FILE} is damaged: {error}") from None
+    known = set(range(len(state.matches)))
+    if not all(state.cases.keys() >= set(match) for match in state.matches):
+        raise ValueError(f"{FILE} is damaged: a case of a match is missing")
+    if not state.passes or not all(known >= set(numbers) for numbers in state.passes):
+        raise ValueError(f"{FILE} is damaged: a match of a pass is missing")
+    if state.started != started:
         raise ValueError(f"{FILE} and results.json are not of the same run")
-    if measuring:
-        raise ValueError(f"process {state['process']['id']} is still measuring it")
+    if is_alive(state.process):
+        raise ValueError(f"process {state.process.id} is still measuring it")
     return state
 
 
 def claim(folder: Path, started: str) -> None:
     """Write that this process measures the run in `folder`. ValueError where another does."""
-    found = load(folder, started) | {"process": _this_process()}
-    replace_file(folder / FILE, json.dumps(found))
-
-
-def restore(record: Record, state: State) -> None:
-    """Put what `state` holds into a record of the same cases. ValueError if it is damaged."""
-    try:
-        record.top = state["top"]
-        for name, entry in record.entries.items():
-            record.entries[name] = _unpacked(entry.case, state["entries"][name])
-        for match in state["matches"]:
-            record.add_match([record.entries[name].case for name in match])
-        record.passes = [[int(number) for number in numbers] for numbers in state["passes"]]
-        record.left = set(state["left"])
-        for match, block, found in state["conditions"]:
-            record.conditions[match, block] = found
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise ValueError(f"{FILE} is damaged") from None
-
-
-def _unpacked(case: Case, packed: dict) -> Entry:
-    blocks = {(match, block): Played(**found) for match, block, found in packed["blocks"]}
-    trained = packed["trained"] and Trained(**packed["trained"])
-    return Entry(case, **packed | {"blocks": blocks, "trained": trained})
-
-
-def reopen_failed(record: Record) -> None:
-    """Forget what failed cases have, so that they are measured again, and in which company.
-
-    A ratio is made of samples that were taken side by side. So each match loses its failed cases
-    to a new one, in which they play its blocks and those that follow against those that they are
-    compared with: their baseline, their twin, and where a baseline failed, all that have it for
-    one. What those were found to be in the first match stands.
-    """
-    failed = {name for name, entry in record.entries.items() if entry.status == "FAILED"}
-    for number, match in enumerate(list(record.matches)):
-        again = [case for case in match if case.id in failed]
-        rest = [case for case in match if case.id not in failed]
-        match[:] = rest
-        if again and number in record.passes[0]:  # who plays, plays in one of those
-            company = [c for c in rest if any(_compared(c, other) for other in again)]
-            company = [c for c in company if record.ok(c)]
-            new = record.add_match(again + company)
-            for numbers in record.passes:
-                numbers.append(new)
-    for name in failed:
-        record.entries[name] = Entry(record.entries[name].case)
-
-
-def _compared(one: Case, other: Case) -> bool:
-    """Whether the record holds a ratio of the two: variant to baseline, or twin to twin."""
-    if one.side == other.side:
-        return one.is_baseline or other.is_baseline
-    both = one.is_baseline and other.is_baseline
-    twins = one.technique == other.technique and one.variant.name == other.variant.name
-    return one.framework != other.framework and (twins or both)
+    state = load(folder, started)
+    state.process = this_process()
+    save(state, folder)
 
 
 # The same conditions ------------------------------------------------------------------------------
@@ -167,18 +218,18 @@ def _compared(one: Case, other: Case) -> bool:
 def code(*more: str) -> str:
     """A hash of all source that measures, and of that in `more` folders."""
     root = Path(__file__).resolve().parents[2]
-    found = hashlib.sha256()
+    whole = hashlib.sha256()
     for place in (*MEASURED_BY, *more):
         paths = (root / place).rglob("*.py") if (root / place).is_dir() else root.glob(place)
         for path in sorted(paths):
-            found.update(f"{path.relative_to(root).as_posix()}\n".encode())
-            found.update(path.read_bytes())
-    return found.hexdigest()
+            whole.update(f"{path.relative_to(root).as_posix()}\n".encode())
+            whole.update(path.read_bytes())
+    return whole.hexdigest()
 
 
 def differences(before: dict, now: dict) -> list[str]:
     """What is not the same in two environments, in words."""
-    ours, theirs = (_flat(each) for each in (before, now))
+    ours, theirs = _flat(before), _flat(now)
     return [
         f"{name} was {ours.get(name, 'unknown')}, is {theirs.get(name, 'unknown')}"
         for name in dict.fromkeys([*ours, *theirs])
@@ -187,28 +238,29 @@ def differences(before: dict, now: dict) -> list[str]:
 
 
 def _flat(value: dict, above: str = "") -> dict[str, Any]:
-    """The leaves of nested dicts: "packages tf keras" -> "3.15.1"."""
-    found = {}
+    """The leaves of nested dicts that are known: "packages tf keras" -> "3.15.1"."""
+    leaves = {}
     for name, item in value.items():
-        if name in VOLATILE and not above:
+        if item in (None, []) or (name in VOLATILE and not above):
             continue
         if isinstance(item, dict):
-            found |= _flat(item, f"{above}{name} ")
+            leaves |= _flat(item, f"{above}{name} ")
         else:
-            found[f"{above}{name}"] = item
-    return found
+            leaves[f"{above}{name}"] = item
+    return leaves
 
 
-def _this_process() -> dict:
-    return {"id": os.getpid(), "started": _started(psutil.Process())}
+def this_process() -> ProcessId:
+    """The process that measures."""
+    return ProcessId(id=os.getpid(), started=_started(psutil.Process()))
 
 
-def _is_alive(process: dict) -> bool:
+def is_alive(process: ProcessId) -> bool:
     """Whether a process lives; another one may have its number by now."""
     try:
-        found = psutil.Process(process["id"])
-        dead = found.status() == psutil.STATUS_ZOMBIE
-        return _started(found) == process["started"] and not dead
+        living = psutil.Process(process.id)
+        dead = living.status() == psutil.STATUS_ZOMBIE
+        return _started(living) == process.started and not dead
     except psutil.Error:
         return False
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.harness import memory
+from bench.harness.answers import Finished, FirstCall, NextSteps, Proof, Sample, Warmed
 from bench.harness.energy import Meter
 from shared.user_model import first
 
@@ -30,11 +31,11 @@ def other_threads_run() -> bool:
 
     From the state in /proc, since CPU clocks of running threads advance with the kernel's tick.
     """
-    own = str(threading.get_native_id())
+    this = str(threading.get_native_id())
     for task in Path("/proc/self/task").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # a thread that has just ended
             if (
-                task.name != own
+                task.name != this
                 and (task / "stat").read_text().rpartition(")")[2].split()[0] == "R"
             ):
                 return True
@@ -46,15 +47,15 @@ class Timing:
 
     slow = False  # whether its steps last longer than `SLOW_S`
 
-    def _op_first_call(self) -> dict:
+    def _op_first_call(self) -> FirstCall:
         """The first call, timed, and its loss."""
         start = time.perf_counter()
         output = self.call(*self.batches[0])
         self.kit.runtime.synchronize()
         seconds = time.perf_counter() - start
-        return {"seconds": seconds, "loss": self._loss(output, self.batches[0][1])}
+        return FirstCall(seconds=seconds, loss=self._loss(output, self.batches[0][1]))
 
-    def _op_next_steps(self) -> dict:
+    def _op_next_steps(self) -> NextSteps:
         """The losses of the steps after it: with its own half of a certificate, of ten at most."""
         losses, first = [], time.perf_counter()
         for batch in self.batches[1:]:
@@ -64,19 +65,19 @@ class Timing:
             self.slow = end - start > SLOW_S
             if end - first > CERTIFIED_S and len(losses) >= FEWEST_CERTIFIED:
                 break
-        return {"losses": losses}
+        return NextSteps(losses=losses)
 
-    def _op_warm(self) -> dict:
+    def _op_warm(self) -> Warmed:
         """Step until steps stop trending, then fix how many make a sample."""
         self.stream = cycle(self.batches)
-        previous, each = float("inf"), float("inf")
+        previous, step_s = float("inf"), float("inf")
         start = time.perf_counter()
         for _ in range(WARM_CHUNKS):
-            previous, each = each, self._chunk()
-            steady = abs(each - previous) < 0.05 * each
+            previous, step_s = step_s, self._chunk()
+            steady = abs(step_s - previous) < 0.05 * step_s
             if steady or time.perf_counter() - start > MOST_WARM_S:
                 break
-        self.steps = self._steps_a_sample(each)
+        self.steps = self._steps_a_sample(step_s)
         gc.freeze()  # what is garbage too: collecting takes longer than a sample
         gc.disable()
         self.traces = self._trace_count()
@@ -84,21 +85,21 @@ class Timing:
         self.meter = Meter()
         self._settle()
         self._mark()
-        return {"steps": self.steps, "empty_s": empty}
+        return Warmed(steps=self.steps, empty_s=empty)
 
-    def _steps_a_sample(self, each: float) -> int:
+    def _steps_a_sample(self, step_s: float) -> int:
         """How many steps last `SAMPLE_S`, tried out: in a row a step may cost less than alone.
 
         The fastest of a few tries counts, since the machine may be busier now than later.
         """
-        count = max(1, ceil(SAMPLE_S / each))
-        if each > 2 * SAMPLE_S:
+        count = max(1, ceil(SAMPLE_S / step_s))
+        if step_s > 2 * SAMPLE_S:
             return count
         for _ in range(5):
-            each = min(self._timed(count)[0] for _ in range(3))
-            if count * each >= SAMPLE_S:
+            step_s = min(self._timed(count)[0] for _ in range(3))
+            if count * step_s >= SAMPLE_S:
                 break
-            count = ceil(1.1 * SAMPLE_S / each)
+            count = ceil(1.1 * SAMPLE_S / step_s)
         return count
 
     def _chunk(self) -> float:
@@ -139,7 +140,7 @@ class Timing:
     def _take(self, count: int) -> list:
         return list(islice(self.stream, count))
 
-    def _op_sample(self) -> dict:
+    def _op_sample(self) -> Sample:
         """One sample, with what the process did while it waited.
 
         Where steps have become so fast that it was too short, it is taken once more, of more steps.
@@ -156,14 +157,14 @@ class Timing:
         late = self._reading(output) - self._reading(output)
         self._settle()
         self._mark()
-        return {
-            "seconds": seconds,
-            "steps": self.steps,
-            "late_s": max(0.0, late) / self.steps,
-            "energy_j": energy,
-            "waiting_cpu_s": waiting_cpu,
-            "waited_s": waited,
-        }
+        return Sample(
+            seconds=seconds,
+            steps=self.steps,
+            late_s=max(0.0, late) / self.steps,
+            energy_j=energy,
+            waiting_cpu_s=waiting_cpu,
+            waited_s=waited,
+        )
 
     def _metered(self) -> tuple[float, object, float | None]:
         """What `_timed` finds, and the joules of a step where a counter tells."""
@@ -196,11 +197,16 @@ class Timing:
     def _mark(self) -> None:
         self.cpu_mark, self.wall_mark = time.process_time(), time.perf_counter()
 
-    def _op_finish(self, evidence: bool) -> dict:
+    def _op_finish(self, evidence: bool) -> Finished:
         """Whether steps were traced again, and on request the proof that the technique happened."""
-        traces = self._trace_count()
-        answer = {"traces_before": self.traces, "traces": traces, "peak_bytes": memory.own_peak()}
-        if not evidence:
-            return answer
-        modules = self._modules()  # of the case, not of its proof
-        return answer | self._op_evidence() | {"modules": modules}
+        traces, peak = self._trace_count(), memory.own_peak()
+        modules = self._modules() if evidence else None  # of the case, not of its proof
+        proof = self._op_evidence() if evidence else Proof()
+        return Finished(
+            traces_before=self.traces,
+            traces=traces,
+            peak_bytes=peak,
+            modules=modules,
+            evidence=proof.evidence,
+            not_applied=proof.not_applied,
+        )

@@ -1,16 +1,20 @@
 """Messages between the harness and its processes: JSON over an authenticated local connection.
 
-JSON and not pickle, because each framework may run under an interpreter of its own, and because
-nothing that arrives is ever executed.
+JSON and not pickle: each framework may run under an interpreter of its own, and nothing that
+arrives is executed. Who receives a message says of which type it must be.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from multiprocessing.connection import Client, Connection
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from msgspec import Struct
 
 KEY = "TWINBENCH_KEY"
+Message = TypeVar("Message")
 
 
 class Gone(Exception):
@@ -21,26 +25,68 @@ class Silent(Exception):
     """No answer came in time."""
 
 
+class Foreign(Gone):
+    """A message is not of the type that was expected: nobody to talk with. The text says where."""
+
+
+class Hello(Struct, frozen=True):
+    """The first message of a process: who calls."""
+
+    name: str
+    pid: int
+
+
+class Request(Struct, frozen=True):
+    """What a process is asked: an operation and its arguments."""
+
+    op: str
+    arguments: dict[str, Any] = {}
+
+
+class Reply(Struct, Generic[Message], frozen=True, omit_defaults=True):
+    """The answer to a request, or in one line why there is none."""
+
+    answer: Message | None = None
+    error: str | None = None
+    unsupported: str | None = None
+
+
 def connect(address: str, name: str) -> Connection:
     """Open a connection to the harness at `address` and say who is calling."""
     connection = Client(address, authkey=bytes.fromhex(os.environ[KEY]))
-    send(connection, {"name": name, "pid": os.getpid()})
+    send(connection, Hello(name, os.getpid()))
     return connection
 
 
-def send(connection: Connection, message: dict) -> None:
-    """Send one message; `Gone` if nobody is there."""
+def send(connection: Connection, message: Struct) -> None:
+    """Send one message; `Gone` if nobody is there. TypeError where JSON has no such value."""
+    encoded = msgspec.json.encode(message, enc_hook=_plain)
     try:
-        connection.send_bytes(json.dumps(message).encode())
+        connection.send_bytes(encoded)
     except OSError as error:
         raise Gone from error
 
 
-def receive(connection: Connection, timeout: float | None = None) -> dict:
-    """Wait for one message, at most `timeout` seconds; `Gone` or `Silent` if none comes."""
+def receive(connection: Connection, kind: type[Message], timeout: float | None = None) -> Message:
+    """Wait for one message of a type, at most `timeout` seconds.
+
+    Raises `Gone` or `Silent` where none comes, and `Foreign` where it is of another type.
+    """
     try:
         if timeout is not None and not connection.poll(timeout):
             raise Silent
-        return json.loads(connection.recv_bytes())
+        encoded = connection.recv_bytes()
     except (EOFError, OSError) as error:
         raise Gone from error
+    try:
+        return msgspec.json.decode(encoded, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Foreign(str(error)) from None
+
+
+def _plain(value: object) -> object:
+    """NumPy's float64 is a float, and so are other subclasses of what JSON has."""
+    for kind in (str, float, int):
+        if isinstance(value, kind):
+            return kind(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")

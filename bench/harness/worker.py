@@ -2,7 +2,8 @@
 
 It is forked by a parent, or freshly executed (`python -m bench.harness.worker ADDRESS NAME LOG`)
 for cold start and memory and where forking is unsafe. It answers requests one by one; each `_op_`
-method is one: here those that prepare a case, in `timing`, `weighing` and `training` the others.
+method is one. Here are those that prepare a case; the others are in `timing`,
+`memory_operations`, `accuracy` and `user_model`.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ import traceback
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
+from bench.analysis.values import finite
 from bench.harness import machine, memory, wire
 from bench.harness.accuracy import Training
+from bench.harness.answers import Built, Configured, Described, Probed, Proof
 from bench.harness.folders import written_once
-from bench.harness.memory_operations import Weighing
-from bench.harness.plan import Work
+from bench.harness.memory_operations import MemoryOperations
+from bench.harness.plan import CaseMessage, Work
 from bench.harness.sizes import model_size
 from bench.harness.timing import Timing
 from bench.harness.user_model import KIT, Checking, Side
@@ -57,30 +61,35 @@ def run(address: str, name: str, log: str) -> None:
     bench = Operations()
     with contextlib.suppress(wire.Gone):
         while True:
-            answer = _answer(bench, **wire.receive(connection))
+            reply = _reply(bench, wire.receive(connection, wire.Request))
             sys.stdout.flush()
             sys.stderr.flush()
             try:
-                wire.send(connection, answer)
+                wire.send(connection, reply)
             except TypeError as error:  # JSON has no such value
-                wire.send(connection, {"error": user_model.one_line(error)})
+                wire.send(connection, wire.Reply(error=user_model.one_line(error)))
 
 
-def _answer(bench: Operations, op: str, **message: object) -> dict:
-    """What a request finds, or why it failed; nothing that a technique raises ends the process."""
+def _reply(bench: Operations, request: wire.Request) -> wire.Reply:
+    """The answer, or why there is none; nothing that a technique raises ends the process."""
+    given = request.arguments
     try:
-        return getattr(bench, f"_op_{op}")(**message)
+        if "case" in given:
+            given["case"] = msgspec.convert(given["case"], CaseMessage)
+        return wire.Reply(getattr(bench, f"_op_{request.op}")(**given))
     except NotImplementedError as error:
-        return {"unsupported": " ".join(str(error).split())}
+        return wire.Reply(unsupported=" ".join(str(error).split()))
     except (Exception, SystemExit) as error:
         traceback.print_exc()
-        return {"error": user_model.one_line(error)}
+        return wire.Reply(error=user_model.one_line(error))
 
 
-class Operations(Timing, Weighing, Training, Checking):
+class Operations(Timing, MemoryOperations, Training, Checking):
     """The state of one case: its kit, its prepared step, its resident batches."""
 
-    def _op_configure(self, package: str, threads: int, seed: int, imports: list[str]) -> dict:
+    def _op_configure(
+        self, package: str, threads: int, seed: int, imports: list[str]
+    ) -> Configured:
         """Import the framework and its kit, set threads and seeds, and report what took effect."""
         for module in imports:
             importlib.import_module(module)
@@ -89,26 +98,29 @@ class Operations(Timing, Weighing, Training, Checking):
         self.impl = importlib.import_module(package)
         self.kit = self.impl.kit
         self.seed = seed
-        found = self.kit.runtime.configure(threads=threads, seed=seed)
-        if any(count != threads for count in found.values()):
-            raise RuntimeError(f"{threads} threads were asked for, the framework reports {found}")
+        counts = self.kit.runtime.configure(threads=threads, seed=seed)
+        if any(count != threads for count in counts.values()):
+            raise RuntimeError(f"{threads} threads were asked for, the framework reports {counts}")
         self.imported = set(sys.modules)
-        return {"threads": found, "keeps_freed_memory": memory.keeps_freed_memory()}
+        return Configured(threads=counts, keeps_freed_memory=memory.keeps_freed_memory())
 
-    def _op_describe(self, dtypes: list[str]) -> dict:
+    def _op_describe(self, dtypes: list[str]) -> Described:
         """Versions, device, and the best matrix product of each dtype in FLOP/s."""
         runtime = self.kit.runtime
         size = 1024 if on_cpu(runtime.device()) else 8192
         best = {d: runtime.matmul_flops(size=size, dtype=d, seconds=1.0) for d in dtypes}
-        return {
-            "versions": runtime.versions(),
-            "device": runtime.device(),
-            "device_info": runtime.device_info(),
-            "python": sys.version.split()[0],
-            "matmul_flops": best,
-        }
+        return Described(
+            versions=runtime.versions(),
+            device=runtime.device(),
+            device_info=runtime.device_info(),
+            python=sys.version.split()[0],
+            matmul_flops=best,
+            keeps_freed_memory=memory.keeps_freed_memory(),
+        )
 
-    def _op_build(self, case: dict, data: str, weights_seed: int, files: str | None = None) -> dict:
+    def _op_build(
+        self, case: CaseMessage, data: str, weights_seed: int, files: str | None = None
+    ) -> Built:
         """Prepare the case and put its batches on the device; whether it wrote its file for that.
 
         `files`: where the file is looked for first, see `matches.files_of`.
@@ -122,16 +134,16 @@ class Operations(Timing, Weighing, Training, Checking):
         if self.prepared.targets and self.work.mode == "train":
             self.batches = self._with_targets(batches)
         weights = self.kit.models.export_weights(self.prepared.model)
-        own = isinstance(self.impl, Side)
-        sha256 = self.impl.checksum(weights) if own else checksum(weights)
-        return {"weights_sha256": sha256, "wrote": wrote}
+        of_file = isinstance(self.impl, Side)
+        sha256 = self.impl.checksum(weights) if of_file else checksum(weights)
+        return Built(weights_sha256=sha256, wrote=wrote)
 
-    def _first_batches(self, case: dict, seed: int, data: str) -> list:
+    def _first_batches(self, case: CaseMessage, seed: int, data: str) -> list:
         """The first batches of the shared stream, or those of a user's file."""
         if isinstance(self.impl, Side):
-            return self.impl.batches(case["batch_size"])
+            return self.impl.batches(case.batch_size)
         x, y = datasets.load(Path(data), "train")
-        return datasets.first_batches(x, y, case["batch_size"], RESIDENT_BATCHES, seed=seed)
+        return datasets.first_batches(x, y, case.batch_size, RESIDENT_BATCHES, seed=seed)
 
     def _with_targets(self, batches: list) -> list:
         """The resident batches with what takes the place of their labels, asked for once."""
@@ -142,24 +154,24 @@ class Operations(Timing, Weighing, Training, Checking):
             for place, (x, _) in enumerate(self.batches)
         ]
 
-    def _import(self, case: dict) -> None:
+    def _import(self, case: CaseMessage) -> None:
         """Import the case's bench file, its technique, where it has one, and others it uses."""
-        self.bench = importlib.import_module(case["module"])
-        family = f"{self.impl.__name__}.{case['family']}"
-        technique = f"{family}.{case['technique']}"
+        self.bench = importlib.import_module(case.module)
+        family = f"{self.impl.__name__}.{case.family}"
+        technique = f"{family}.{case.technique}"
         if importlib.util.find_spec(family) and importlib.util.find_spec(technique):
             importlib.import_module(technique)
-        for other in case["composed_of"]:
+        for other in case.composed_of:
             importlib.import_module(f"{self.impl.__name__}.{other}")
 
     def _modules(self) -> list[str]:
         """What was imported since the worker was configured, in order, but for Python's own."""
-        found = [name for name in list(sys.modules) if name not in self.imported]
-        return [name for name in found if name.partition(".")[0] not in sys.stdlib_module_names]
+        new = [name for name in list(sys.modules) if name not in self.imported]
+        return [name for name in new if name.partition(".")[0] not in sys.stdlib_module_names]
 
     def _find_work(
         self,
-        case: dict,
+        case: CaseMessage,
         seed: int,
         data: str | None = None,
         files: str | None = None,
@@ -168,30 +180,36 @@ class Operations(Timing, Weighing, Training, Checking):
     ) -> None:
         """Import the case and set `work`; `trains`: it is trained from the weights of `seed`."""
         self._import(case)
-        task, variant = TASKS.get(case["task"]), case["variant"]
+        task = TASKS.get(case.task)
         if user_model.is_prepared(data):
             if not isinstance(self.impl, Side):
                 self.impl = Side(self.impl, Path(data))
                 self.kit = self.impl.kit
             task, weights, data = self.impl.task, self.impl.weights, str(self.impl.folder)
         else:
-            trains = trains or case["mode"] == "train"
+            trains = trains or case.mode == "train"
             weights = init_weights(task.model, seed, zero_init_residual=trains)
         folder = Path(tempfile.mkdtemp())
         self.work = Work(
             task=task,
-            variant=variant["name"],
-            settings=variant["settings"],
-            batch_size=case["batch_size"],
+            variant=case.variant,
+            settings=case.settings,
+            batch_size=case.batch_size,
             weights=weights,
-            mode=case["mode"],
+            mode=case.mode,
             data=data,
             folder=folder,
             files=Path(files) if files else folder,
         )
 
     def _prepare(
-        self, case: dict, seed: int, data: str, files: str | None = None, *, trains: bool = False
+        self,
+        case: CaseMessage,
+        seed: int,
+        data: str,
+        files: str | None = None,
+        *,
+        trains: bool = False,
     ) -> None:
         self._find_work(case, seed, data=data, files=files, trains=trains)
         try:
@@ -217,35 +235,40 @@ class Operations(Timing, Weighing, Training, Checking):
         predict = self.prepared.predict
         return lambda x, y: predict(x)
 
-    def _loss(self, output, y) -> float:
-        """What a step's output says of the work that was done: its loss, or that of its logits."""
+    def _loss(self, output, y) -> float | None:
+        """What a step's output says of the work that was done: its loss, or that of its logits.
+
+        None where it is not finite.
+        """
         if self.work.mode == "predict":
             if isinstance(user_model.first(output), np.ndarray):  # of another runtime
                 output, _ = self.kit.data.to_device(output, output)
             training = self.kit.training
-            own = getattr(training, "prediction_loss", None)
+            loss_of_file = getattr(training, "prediction_loss", None)
             try:
-                output = (own or training.loss_of(self.work.task))(output, y)
+                output = (loss_of_file or training.loss_of(self.work.task))(output, y)
             except Exception:
-                if own is None or self.work.batch_size == self.impl.about["batch_size"]:
+                if loss_of_file is None or self.work.batch_size == self.impl.about["batch_size"]:
                     raise
                 # A loss of the whole batch alone: the mean of squares says what was predicted.
-                found = user_model.arrays(user_model.first(output))
-                return float(np.square(found, dtype=np.float64).mean())
-        return self.kit.runtime.to_float(output)
+                predicted = user_model.arrays(user_model.first(output))
+                return finite(float(np.square(predicted, dtype=np.float64).mean()))
+        return finite(self.kit.runtime.to_float(output))
 
-    def _op_evidence(self) -> dict:
+    def _op_evidence(self) -> Proof:
         """The proof that the technique happened, or why it did not."""
-        found, reason = self.bench.took_effect(self.impl, self.work, self.prepared, self.batches[0])
+        evidence, reason = self.bench.took_effect(
+            self.impl, self.work, self.prepared, self.batches[0]
+        )
         if self.bench.TECHNIQUE.counts:
             weights = self.kit.models.export_weights(self.prepared.model)
             counted = model_size(self.work.task.model, weights)
-            found = found | {"measured": counted | found.get("measured", {})}
-        return {"evidence": found, "not_applied": reason}
+            evidence = evidence | {"measured": counted | evidence.get("measured", {})}
+        return Proof(evidence=finite(evidence), not_applied=reason)
 
     def _op_probe(
         self,
-        case: dict,
+        case: CaseMessage,
         data: str,
         weights_seed: int,
         *,
@@ -253,7 +276,7 @@ class Operations(Timing, Weighing, Training, Checking):
         repetitions: int,
         forked: bool,
         files: str | None = None,
-    ) -> dict:
+    ) -> Probed:
         """What the bench file measures itself, and what it says that was read, sent or agreed."""
         if forked:
             memory.adopt_pages(os.getppid())
@@ -262,24 +285,24 @@ class Operations(Timing, Weighing, Training, Checking):
         batches = []
         if self.work.task.dataset.kind != "photos":
             batches = self._first_batches(case, weights_seed, data)
-        found = self.bench.probe(self.impl, self.work, batches)
-        if inspect.isgenerator(found):
-            self.turns = found
+        figures = self.bench.probe(self.impl, self.work, batches)
+        if inspect.isgenerator(figures):
+            self.turns = figures
             return self._op_turn()
-        return _probed(found)
+        return _probed(figures)
 
-    def _op_turn(self) -> dict:
+    def _op_turn(self) -> Probed:
         """Let a probe that takes turns with others go on to its next pause, or to its end."""
         try:
             next(self.turns)
         except StopIteration as end:
             return _probed(end.value)
-        return {"paused": True}
+        return Probed(paused=True)
 
 
-def _probed(found: dict) -> dict:
-    metrics = dict(found)
-    return {"evidence": metrics.pop("evidence", None), "metrics": metrics}
+def _probed(figures: dict) -> Probed:
+    metrics = finite(figures)
+    return Probed(evidence=metrics.pop("evidence", None), metrics=metrics)
 
 
 if __name__ == "__main__":

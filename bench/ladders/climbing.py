@@ -16,9 +16,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from msgspec import to_builtins
+
 from bench.analysis.reading import as_lines
 from bench.analysis.schema import FIGURE, TEXT, Each, Maybe, Number, check_shape
-from bench.analysis.values import at, finite
+from bench.analysis.values import at
 from bench.harness import isolated_measurements, machine, state
 from bench.harness.durations import USUAL_BYTES
 from bench.harness.folders import alone, replace_file
@@ -170,13 +172,14 @@ class Climb:
 
     def _conditions(self, processes: Processes) -> None:
         """Note the environment, or compare it with that of the runs before."""
-        now = machine.describe(self.threads) | {"devices": {}, "code": state.code("bench/ladders")}
+        now = to_builtins(machine.describe(self.threads))
+        now["code"] = state.code("bench/ladders")
         for framework in self.record["frameworks"]:
             found = isolated_measurements.describe(processes, framework, self.threads)
-            now["packages"][framework] = found["versions"] | {"python": found["python"]}
-            now["devices"][framework] = found["device"]
-            if not on_cpu(found["device"]):
-                now["gpu"] = found["device_info"]
+            now["packages"][framework] = found.versions | {"python": found.python}
+            now["devices"][framework] = found.device
+            if not on_cpu(found.device):
+                now["gpu"] = found.device_info
         on_gpus = not any(map(on_cpu, now["devices"].values()))
         now["task"] = (on_gpus and self.ladder.gpu_task) or self.ladder.task
         self.ladder = at_task(self.ladder, now["task"])
@@ -249,8 +252,9 @@ class Climb:
             f"about {left} left"
         )
 
-        def done(case, found: isolated_measurements.Apart) -> None:
+        def done(case, found: isolated_measurements.Measurement) -> None:
             framework, rungs, _ = cases[case.id]
+            metrics = to_builtins(found.answer.metrics) if found.answer else {}
             self.record["runs"].append(
                 {
                     "stage": stage,
@@ -259,15 +263,15 @@ class Climb:
                     "rungs": list(rungs),
                     "status": found.status,
                     "reason": found.reason,
-                    "metrics": finite(found.found.get("metrics", {})),
-                    "evidence": finite(found.found.get("evidence")),
+                    "metrics": metrics,
+                    "evidence": found.answer and found.answer.evidence,
                     "together": len(alive),
                     "seconds": found.seconds,
                 }
             )
             self.save()
-            each = at(found.found, "metrics", "iteration", "value")
-            said = found.reason or (f"{1000 * each:.1f} ms an iteration" if each else "measured")
+            step_s = at(metrics, "iteration", "value")
+            said = found.reason or (f"{1000 * step_s:.1f} ms an iteration" if step_s else "measured")
             self.say(f"  {FRAMEWORKS[framework].title} {'+'.join(rungs) or 'plain'}: {said}")
 
         for framework in dict.fromkeys(each for each, _, _ in cases.values()):

@@ -289,6 +289,6 @@ def _sizes(folder: Path | None) -> dict[str, dict]:
     if sizes is None:
         return {}
     return {
-        "artifact": figure("bytes", [sizes["bytes"]]),
-        "compressed_artifact": figure("bytes", [sizes["compressed_bytes"]]),
+        "artifact": figure("bytes", [sizes.bytes]),
+        "compressed_artifact": figure("bytes", [sizes.compressed_bytes]),
     }

@@ -544,7 +544,7 @@ def test_a_teacher_is_trained_rounded_and_written(kit, operations, tmp_path, mon
     predict = kit.training.make_predict(kit.models.build(SMALL, written.weights))
     test = kit.data.to_device(*datasets.load(data, "test"))
     again = kit.training.evaluate(predict, *test, metric="accuracy", batch_size=64)
-    assert answer["value"] == written.accuracy == again  # of the file, not of what was trained
+    assert answer.value == written.accuracy == again  # of the file, not of what was trained
     for part in ("head.kernel", "stem.bn.mean"):
         assert not np.array_equal(written.weights[part], start[part])
 
@@ -687,11 +687,11 @@ def test_a_worker_asks_the_teacher_once_for_all_seeds(technique, operations, tmp
         place = "compression", "distillation", module, "pt", None
         message = Case(*place, variant, TECHNIQUE.workloads[0]).message()
         stages = {"stages": str(tmp_path / name), "prove": False}
-        values = [operations._op_train(message, data, s, **stages)["value"] for s in seeds]
+        values = [operations._op_train(message, data, s, **stages).value for s in seeds]
         times = asked.call_count
         operations._op_build(message, data, 0)
-        first = operations._op_first_call()["loss"]
-        return values, [first, *operations._op_next_steps()["losses"]], times
+        first = operations._op_first_call().loss
+        return values, [first, *operations._op_next_steps().losses], times
 
     with teaching.small_teacher(SMALL):
         values, losses, times = train("stored", (0, 1))

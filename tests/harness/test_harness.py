@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -35,14 +36,17 @@ from bench.harness import (
     processes,
     sizes,
     timing,
+    wire,
     worker,
 )
+from bench.harness.answers import Sample
+from bench.harness.conditions import not_started
 from bench.harness.durations import USUAL_BYTES
 from bench.harness.matches import Match, configure, parent_key
 from bench.harness.plan import FRAMEWORKS, Effort, Prepared, Workload
 from bench.harness.processes import Failed, ParentFailed, ParentKey, Processes, TimeLimits
-from bench.harness.run import not_started
 from bench.harness.selection import cases_of
+from bench.record import Attempt
 from shared import datasets
 from shared.specs import TASKS, forward_flops, layers, parameter_count, parameter_shapes
 from tests.conftest import LIMITS
@@ -76,7 +80,7 @@ def planted(fakes_in_module, measure):
             technique=faulty.PLANTED,
             amount=Effort(blocks=4, rounds=8, seeds=3),
         )
-        if own(found, "slower_by_a_tenth")["verdict"] not in ("slightly slower", "inconclusive"):
+        if own(found, "slower_by_a_tenth").verdict not in ("slightly slower", "inconclusive"):
             break
     return found
 
@@ -93,14 +97,14 @@ def own(found, variant):
     (one,) = [
         c
         for c in found.comparisons
-        if c["kind"] == "baseline" and c["numerator"].endswith(f"/pt/{variant}")
+        if c.kind == "baseline" and c.numerator.endswith(f"/pt/{variant}")
     ]
     return one
 
 
 def rounds_of(case):
     """How many samples each block of each match has."""
-    matches = case["timing"]["step_s"].values()
+    matches = case.timing.step_s.values()
     return [len(samples) for blocks in matches for samples in blocks.values()]
 
 
@@ -138,11 +142,11 @@ def until(condition, seconds):
 )
 def test_a_fault_gets_its_status_and_a_reason_of_one_line(faults, variant, status, reason):
     case = faults.cases["pt", variant]
-    assert case["status"] == status, case["reason"]
-    assert case["reason"].startswith(reason)
-    assert "\n" not in case["reason"]
-    assert case["timing"]["median_s"] is None
-    assert not any(case["id"] in (c["numerator"], c["denominator"]) for c in faults.comparisons)
+    assert case.status == status, case.reason
+    assert case.reason.startswith(reason)
+    assert "\n" not in case.reason
+    assert case.timing.median_s is None
+    assert not any(case.id in (c.numerator, c.denominator) for c in faults.comparisons)
 
 
 FINE = ("good", "prints", "synchronised", "leaves_a_child", "leaks", "as_installed", "control")
@@ -151,20 +155,20 @@ FINE = ("good", "prints", "synchronised", "leaves_a_child", "leaks", "as_install
 @pytest.mark.parametrize("variant", FINE)
 def test_the_others_are_measured_whole(faults, variant):
     case = faults.cases["pt", variant]
-    assert (case["status"], case["reason"]) == ("OK", None)
+    assert (case.status, case.reason) == ("OK", None)
     assert set(rounds_of(case)) == {6}
-    assert case["timing"]["median_s"] > 0
-    assert len(case["certificate"]["losses"]) == 10
-    assert case["evidence"]["operator_dtypes"] == {"matmul": {"float32": 1}}
+    assert case.timing.median_s > 0
+    assert len(case.certificate.losses) == 10
+    assert case.evidence["operator_dtypes"] == {"matmul": {"float32": 1}}
     if variant != "control":
-        assert case["timing"]["cold_first_call_s"] > 0
-        assert case["memory"]["import_bytes"] > 0
-        assert len(case["accuracy"]["per_seed"]) == 2
+        assert case.timing.cold_first_call_s > 0
+        assert case.memory.import_bytes > 0
+        assert len(case.accuracy.per_seed) == 2
 
 
 def test_every_fault_was_tried(faults):
     assert {variant for _, variant in faults.cases} >= set(faulty.FAULTS)
-    assert faults.results["finished"] is True
+    assert faults.results.finished is True
 
 
 def test_a_case_that_fails_after_its_match_keeps_what_was_measured(faults):
@@ -177,10 +181,10 @@ def test_where_a_file_s_own_figure_fails_what_was_timed_stands(faults):
     """The fault is not the row's."""
     case = faults.cases["pt", "has_no_figure"]
     reason = "accuracy not measured: mine.py:3: in evaluate KeyError: 'labels'"
-    assert (case["status"], case["reason"]) == ("OK", reason)
-    assert case["timing"]["median_s"] > 0
-    assert case["accuracy"] is None or case["accuracy"]["per_seed"] == []
-    assert own(faults, "has_no_figure")["ratio"] > 0
+    assert (case.status, case.reason) == ("OK", reason)
+    assert case.timing.median_s > 0
+    assert case.accuracy is None or case.accuracy.per_seed == []
+    assert own(faults, "has_no_figure").ratio > 0
 
 
 @pytest.mark.parametrize(
@@ -192,11 +196,11 @@ def test_where_a_file_s_own_figure_fails_what_was_timed_stands(faults):
     ],
 )
 def test_other_work_is_not_comparable(faults, variant, reason):
-    assert faults.cases["pt", variant]["status"] == "OK"
+    assert faults.cases["pt", variant].status == "OK"
     comparison = own(faults, variant)
-    assert comparison["verdict"] == "not comparable"
-    assert comparison["reason"].startswith(reason)
-    assert own(faults, "prints")["reason"] is None  # and equal work is
+    assert comparison.verdict == "not comparable"
+    assert comparison.reason.startswith(reason)
+    assert own(faults, "prints").reason is None  # and equal work is
 
 
 def test_what_a_worker_prints_is_in_its_log_alone(faults):
@@ -218,26 +222,26 @@ def test_no_process_is_left_after_a_run(faults):
 
 def test_a_leak_of_50_mb_shows_within_a_tenth(faults):
     def steady(variant):
-        memory = faults.cases["pt", variant]["memory"]
-        return memory["steady_peak_bytes"] - memory["import_bytes"]
+        memory = faults.cases["pt", variant].memory
+        return memory.steady_peak_bytes - memory.import_bytes
 
     assert steady("leaks") - steady("good") == pytest.approx(faulty.LEAK, rel=0.1)
     assert abs(steady("synchronised") - steady("good")) < 0.1 * faulty.LEAK
 
 
 def test_memory_is_split_into_its_parts(faults):
-    memory = faults.cases["pt", "good"]["memory"]
-    assert memory["parameters_bytes"] == memory["gradients_bytes"] > 0
-    above = memory["steady_peak_bytes"] - memory["import_bytes"]
-    parts = sum(memory[f"{part}_bytes"] for part in ("parameters", "gradients", "optimizer"))
-    assert memory["rest_bytes"] == above - parts
-    assert memory["device_peak"] is None
+    memory = faults.cases["pt", "good"].memory
+    assert memory.parameters_bytes == memory.gradients_bytes > 0
+    above = memory.steady_peak_bytes - memory.import_bytes
+    parts = memory.parameters_bytes + memory.gradients_bytes + memory.optimizer_bytes
+    assert memory.rest_bytes == above - parts
+    assert memory.device_peak is None
 
 
 @linux
 def test_threads_and_allocator_are_read_back(faults):
     threads = machine.usable_threads()
-    tuned, plain = (faults.cases["pt", v]["process"] for v in ("good", "as_installed"))
+    tuned, plain = (faults.cases["pt", v].process for v in ("good", "as_installed"))
     assert tuned["threads"] == {"intra_op": threads, "inter_op": threads}
     if "glibc" in " ".join(os.confstr("CS_GNU_LIBC_VERSION").split()):
         assert tuned["keeps_freed_memory"] is True
@@ -245,13 +249,13 @@ def test_threads_and_allocator_are_read_back(faults):
 
 
 def test_the_harness_costs_at_most_one_percent(faults):
-    floor = faults.results["noise_floor"]
-    assert 0 < floor["empty_sample_share"]["pt"] <= 0.01
-    assert floor["shortest_sample_s"] >= timing.SAMPLE_S
+    floor = faults.results.noise_floor
+    assert 0 < floor.empty_sample_share["pt"] <= 0.01
+    assert floor.shortest_sample_s >= timing.SAMPLE_S
 
 
 def test_the_record_tells_how_long_each_part_took(faults):
-    seconds = dict(faults.results["seconds"])
+    seconds = dict(faults.results.seconds)
     total, first = seconds.pop("total"), seconds.pop("first_table")
     assert seconds.pop("intervals") is None  # of one block
     parts = {"describe", "parents", "start", "build", "first_call", "first_steps", "warm", "rounds"}
@@ -259,21 +263,20 @@ def test_the_record_tells_how_long_each_part_took(faults):
     assert min(seconds.values()) > 0
     assert 0.9 * total < sum(seconds.values()) <= total
     assert 0 < first < total
-    own = faults.cases["pt", "good"]["seconds"]
+    own = faults.cases["pt", "good"].seconds
     assert own.keys() == parts - {"describe", "parents"} | {"cold", "training"}
     assert min(own.values()) > 0
 
 
 def test_the_record_tells_under_which_conditions_each_block_was_played(faults):
-    played = {(block["match"], block["block"]): block for block in faults.results["blocks"]}
-    assert sorted(played) == [(number, 0) for number in range(len(faults.results["matches"]))]
+    played = {(found.match, found.block): found for found in faults.results.blocks}
+    assert sorted(played) == [(number, 0) for number in range(len(faults.results.matches))]
     for (match, _), block in played.items():
-        contenders = {i for i in faults.results["matches"][match] if not i.endswith("/needs_gpu")}
-        assert set(block["order"]) == contenders
-        assert 1 <= len(block["tries"]) <= matches.MOST_TRIES
-        assert block["seconds"]["rounds"] > 0
-        assert block.keys() >= {"load", "stolen", "others"}
-    orders = [block["order"] for block in played.values()]
+        contenders = {i for i in faults.results.matches[match] if not i.endswith("/needs_gpu")}
+        assert set(block.order) == contenders
+        assert 1 <= len(block.tries) <= matches.MOST_TRIES
+        assert block.seconds["rounds"] > 0
+    orders = [block.order for block in played.values()]
     assert len({order.index(next(i for i in order if i.endswith("/good"))) for order in orders}) > 1
 
 
@@ -282,11 +285,11 @@ def test_a_worker_that_hangs_is_a_time_out(measure):
     limits, amount = replace(LIMITS, request=2.5), Effort(1, 3, 1, first_pass_alone=True)
     found = measure("hangs", "same", amount=amount, limits=limits)
     hung = found.cases["pt", "hangs"]
-    assert (hung["status"], hung["reason"]) == (
+    assert (hung.status, hung.reason) == (
         "FAILED",
         "time-out: no answer to build within 2.5 s",
     )
-    assert found.cases["pt", "same"]["reason"] is None
+    assert found.cases["pt", "same"].reason is None
     assert marked(found.mark) == []
 
 
@@ -303,12 +306,12 @@ def test_who_finds_no_memory_plays_later_or_fails(measure, monkeypatch, times, s
     monkeypatch.setattr(machine, "usable_threads", lambda: 2)
     found = measure("same", "prints", amount=Effort(1, 3, 1, first_pass_alone=True))
     for name in ("same", "prints"):
-        assert (found.cases["pt", name]["status"], found.cases["pt", name]["reason"]) == (
+        assert (found.cases["pt", name].status, found.cases["pt", name].reason) == (
             status,
             reason,
         )
-    assert found.cases["pt", "good"]["status"] == "OK"
-    assert len(found.results["matches"]) == 2
+    assert found.cases["pt", "good"].status == "OK"
+    assert len(found.results.matches) == 2
 
 
 def test_logs_may_lie_beside_whoever_starts_the_command(tmp_path, monkeypatch):
@@ -321,7 +324,7 @@ def test_logs_may_lie_beside_whoever_starts_the_command(tmp_path, monkeypatch):
 def test_a_worker_that_can_not_be_forked_says_why(tmp_path):
     """The parent's answer, where the system has no more processes."""
     said = "BlockingIOError: [Errno 11] Resource temporarily unavailable"
-    parent = SimpleNamespace(ask=lambda *_, **__: {"error": said})
+    parent = SimpleNamespace(ask=lambda *_, **__: wire.Reply(error=said))
     with Processes(tmp_path) as started, pytest.raises(ParentFailed, match="Resource temporarily"):
         started._fork(None, parent, "row")
 
@@ -365,21 +368,21 @@ def test_a_folder_with_a_long_name_holds_no_socket(tmp_path, monkeypatch):
 
 def test_a_tenth_slower_is_found(planted):
     comparison = own(planted, "slower_by_a_tenth")
-    assert comparison["verdict"] == "slower", comparison
-    assert comparison["ratio"] == pytest.approx(1.1, abs=0.05)
-    assert comparison["n"] == 4
+    assert comparison.verdict == "slower", comparison
+    assert comparison.ratio == pytest.approx(1.1, abs=0.05)
+    assert comparison.n == 4
 
 
 def test_a_win_that_costs_accuracy_is_none(planted):
     comparison = own(planted, "faster_less_accurate")
-    assert comparison["verdict"] == "faster, less accurate", comparison
+    assert comparison.verdict == "faster, less accurate", comparison
     case = planted.cases["pt", "faster_less_accurate"]
-    assert case["accuracy"]["difference"]["verdict"] == "worse"
-    assert case["accuracy"]["difference"]["mean"] == pytest.approx(-5, abs=1e-6)
+    assert case.accuracy.difference.verdict == "worse"
+    assert case.accuracy.difference.mean == pytest.approx(-5, abs=1e-6)
 
 
 def test_the_same_is_neither_faster_nor_slower(planted):
-    assert own(planted, "the_same")["verdict"] not in ("faster", "slower")
+    assert own(planted, "the_same").verdict not in ("faster", "slower")
 
 
 # Frameworks, compilers and devices that are not there -------------------------------------------
@@ -406,15 +409,15 @@ def test_one_framework_missing(broken_kit, measure):
     found = measure("same", frameworks=("pt", "tf"), amount=Effort(1, 3, 1))
     for variant in ("good", "same"):
         gone, there = found.cases["pt", variant], found.cases["tf", variant]
-        assert gone["status"] == "UNSUPPORTED"
-        assert "No module named 'no_such_framework'" in gone["reason"]
-        assert "pip install torch" in gone["reason"]
-        assert "\n" not in gone["reason"]
-        assert there["status"] == "OK"
-        assert there["memory"]["steady_peak_bytes"] > 0
-        assert there["accuracy"]["mean"] > 0
+        assert gone.status == "UNSUPPORTED"
+        assert "No module named 'no_such_framework'" in gone.reason
+        assert "pip install torch" in gone.reason
+        assert "\n" not in gone.reason
+        assert there.status == "OK"
+        assert there.memory.steady_peak_bytes > 0
+        assert there.accuracy.mean > 0
     (comparison,) = found.comparisons
-    assert comparison["kind"] == "baseline"
+    assert comparison.kind == "baseline"
 
 
 @pytest.mark.parametrize(
@@ -437,9 +440,9 @@ def test_a_module_that_only_the_parent_needs_is_missing(monkeypatch, measure):
     fake = replace(plan.FRAMEWORKS["pt"], preload=("no_such_keras",))
     monkeypatch.setitem(plan.FRAMEWORKS, "pt", fake)
     case = measure("good", amount=Effort(1, 3, 1)).cases["pt", "good"]
-    assert case["status"] == "UNSUPPORTED"
-    assert "No module named 'no_such_keras'" in case["reason"]
-    assert "pip install torch" in case["reason"]
+    assert case.status == "UNSUPPORTED"
+    assert "No module named 'no_such_keras'" in case.reason
+    assert "pip install torch" in case.reason
 
 
 @linux
@@ -458,11 +461,11 @@ def test_twins_start_from_the_same_weights_in_every_block_and_training(measure):
     found = measure("good", technique=faulty.TRAINED, frameworks=frameworks, amount=amount)
     ours, theirs = (found.cases[name, "good"] for name in ("pt", "tf"))
     for name in ("weights_sha256", "losses"):
-        each = [[block[name] for block in case["blocks"]] for case in (ours, theirs)]
-        assert each[0] == each[1]
-        assert each[0][0] != each[0][1]  # each block has its own
-    assert ours["accuracy"]["per_seed"] == theirs["accuracy"]["per_seed"]
-    assert len(set(ours["accuracy"]["per_seed"])) == 3
+        first, twin = ([getattr(block, name) for block in case.blocks] for case in (ours, theirs))
+        assert first == twin
+        assert first[0] != first[1]  # each block has its own
+    assert ours.accuracy.per_seed == theirs.accuracy.per_seed
+    assert len(set(ours.accuracy.per_seed)) == 3
 
 
 def test_an_interpreter_without_the_framework(measure, tmp_path):
@@ -472,9 +475,9 @@ def test_an_interpreter_without_the_framework(measure, tmp_path):
     bare.chmod(0o755)
     amount, frameworks = Effort(1, 3, 1, first_pass_alone=True), ("pt", "tf")
     found = measure("good", frameworks=frameworks, amount=amount, interpreters={"tf": str(bare)})
-    assert found.cases["tf", "good"]["status"] == "UNSUPPORTED"
-    assert "pip install tensorflow" in found.cases["tf", "good"]["reason"]
-    assert found.cases["pt", "good"]["status"] == "OK"
+    assert found.cases["tf", "good"].status == "UNSUPPORTED"
+    assert "pip install tensorflow" in found.cases["tf", "good"].reason
+    assert found.cases["pt", "good"].status == "OK"
 
 
 @pytest.mark.parametrize(
@@ -497,18 +500,18 @@ def test_no_compiler_but_a_gpu(measure, monkeypatch, tmp_path):
     monkeypatch.setenv("FAKE_DEVICE", "cuda:0")
     found = measure("needs_compiler", "needs_gpu", amount=Effort(1, 3, 1))
     compiled = found.cases["pt", "needs_compiler"]
-    assert compiled["status"] == "UNSUPPORTED"
-    assert "install" in compiled["reason"]
-    assert "compiler" in compiled["reason"]
-    assert found.cases["pt", "needs_gpu"]["status"] == "OK"
-    assert found.cases["pt", "needs_gpu"]["memory"]["device_peak"]["allocated"] == 1 << 20
-    assert found.results["environment"]["gpu"] == {"name": "fake"}
-    assert found.results["environment"]["compiler"] is False
+    assert compiled.status == "UNSUPPORTED"
+    assert "install" in compiled.reason
+    assert "compiler" in compiled.reason
+    assert found.cases["pt", "needs_gpu"].status == "OK"
+    assert found.cases["pt", "needs_gpu"].memory.device_peak["allocated"] == 1 << 20
+    assert found.results.environment.gpu == {"name": "fake"}
+    assert found.results.environment.compiler is False
 
 
 @pytest.mark.skipif(not machine.compiler(), reason="no compiler on this machine")
 def test_a_compiler_is_used_where_there_is_one(faults):
-    assert faults.cases["pt", "needs_compiler"]["status"] == "OK"
+    assert faults.cases["pt", "needs_compiler"].status == "OK"
 
 
 def test_threads_that_did_not_take_effect_are_an_error(started, monkeypatch):
@@ -545,7 +548,7 @@ def test_a_parent_that_dies_is_started_once_more(mortal, measure, at):
     found = measure("same", "prints", technique=faulty.TRAINED, amount=Effort(1, 3, 1))
     for variant in ("good", "same", "prints"):
         case = found.cases["pt", variant]
-        assert (case["status"], case["reason"]) == ("OK", None)
+        assert (case.status, case.reason) == ("OK", None)
         assert rounds_of(case) == [3]
     assert starts() == 3  # dead, again, and the parent for training
     assert marked(found.mark) == []
@@ -557,10 +560,10 @@ def test_a_parent_that_always_dies_fails_its_own_cases_alone(mortal, measure):
     amount, frameworks = Effort(2, 3, 1), ("pt", "tf")
     found = measure("good", technique=faulty.TRAINED, frameworks=frameworks, amount=amount)
     case = found.cases["pt", "good"]
-    assert case["status"] == "FAILED"
-    assert case["reason"].startswith("its parent ")
+    assert case.status == "FAILED"
+    assert case.reason.startswith("its parent ")
     assert starts() == 2  # once and once more, and not again in the next block
-    assert found.cases["tf", "good"]["status"] == "OK"
+    assert found.cases["tf", "good"].status == "OK"
     assert len(rounds_of(found.cases["tf", "good"])) == 2
 
 
@@ -576,14 +579,15 @@ def test_where_forking_is_unsafe_workers_are_executed(faults, measure, monkeypat
         return [shape(item) for item in value] if isinstance(value, list) else type(value)
 
     def played_once(case):  # with more company a baseline plays more matches
-        step_s = {"0": next(iter(case["timing"]["step_s"].values()), None)}
-        return case | {"blocks": case["blocks"][:1], "timing": case["timing"] | {"step_s": step_s}}
+        step_s = {"0": next(iter(case.timing.step_s.values()), None)}
+        once = case.but(blocks=case.blocks[:1], timing=case.timing.but(step_s=step_s))
+        return msgspec.to_builtins(once)
 
     for variant in ("good", "raises", "prints", "leaks"):
         executed, forked = found.cases["pt", variant], faults.cases["pt", variant]
-        assert (executed["status"], executed["reason"]) == (forked["status"], forked["reason"])
+        assert (executed.status, executed.reason) == (forked.status, forked.reason)
         assert shape(played_once(executed)) == shape(played_once(forked))
-    assert own(found, "prints")["reason"] is None
+    assert own(found, "prints").reason is None
     assert marked(found.mark) == []
 
 
@@ -662,8 +666,8 @@ def test_a_waiting_worker_uses_no_cpu(started, digits):
     after = process.cpu_times()
     assert after.user + after.system - before.user - before.system <= 0.02
     answer = peer.ask(30, "sample")
-    assert answer["waited_s"] >= 1.5
-    assert answer["waiting_cpu_s"] <= 0.01 * answer["waited_s"]
+    assert answer.waited_s >= 1.5
+    assert answer.waiting_cpu_s <= 0.01 * answer.waited_s
 
 
 def test_a_sample_lasts_ten_milliseconds(started, digits):
@@ -672,7 +676,7 @@ def test_a_sample_lasts_ten_milliseconds(started, digits):
     for variant in ("good", "synchronised"):
         prepare(peer, digits, variant)
         samples = [peer.ask(30, "sample") for _ in range(10)]
-        lasted = [each["seconds"] * each["steps"] for each in samples]
+        lasted = [each.seconds * each.steps for each in samples]
         assert min(lasted) >= 10e-3
         assert median(lasted) < 50e-3
 
@@ -685,7 +689,7 @@ def test_a_caller_that_dies_while_it_calls_shuts_nobody_out(started):
         Client(started._listener.address, authkey=b"not the key")
     silent = Client(started._listener.address, authkey=bytes.fromhex(started._key))
     silent.close()  # no name
-    assert configure(started.execute(KEY, "later"), LIMITS, seed=0)["threads"]
+    assert configure(started.execute(KEY, "later"), LIMITS, seed=0).threads
 
 
 def test_a_worker_that_dies_before_it_answers_is_a_failure_at_once(started, monkeypatch):
@@ -695,7 +699,7 @@ def test_a_worker_that_dies_before_it_answers_is_a_failure_at_once(started, monk
     with pytest.raises(Failed, match="the worker exited with status 1 before it answered"):
         started.fork(KEY, "early")
     assert time.monotonic() - start < 20
-    assert configure(started.fork(KEY, "next"), LIMITS, seed=0)["threads"]
+    assert configure(started.fork(KEY, "next"), LIMITS, seed=0).threads
 
 
 def test_an_answer_that_nobody_waited_for_is_not_taken_for_another(started, monkeypatch):
@@ -703,11 +707,11 @@ def test_an_answer_that_nobody_waited_for_is_not_taken_for_another(started, monk
     first = started.fork(KEY, "first")
     parent = started._parents[KEY][1]
 
-    def interrupt(timeout):
+    def interrupt(timeout, kind):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(parent, "answer", interrupt)
+        patch.setattr(parent, "reply", interrupt)
         with pytest.raises(KeyboardInterrupt):
             started.fork(KEY, "second")
     assert first.stop(kill=True) == "ended with its parent"
@@ -731,9 +735,14 @@ class Sampled:
 
     def __init__(self, case_id, asked, busy=0.0, waited=1.0, late=0.0, seconds=1e-3):
         self.case_id, self.asked = case_id, asked
-        self.answer = {"seconds": seconds, "late_s": late, "waiting_cpu_s": busy}
-        self.answer["waited_s"] = waited
-        self.answer["steps"] = 10
+        self.answer = Sample(
+            seconds=seconds,
+            steps=10,
+            late_s=late,
+            energy_j=None,
+            waiting_cpu_s=busy,
+            waited_s=waited,
+        )
 
     def ask(self, timeout, op):
         self.asked.append(self.case_id)
@@ -743,6 +752,10 @@ class Sampled:
         pass
 
 
+QUIET = Attempt(stolen=0.01, others=0.04)
+STOLEN, BUSY = Attempt(stolen=0.03, others=0.0), Attempt(others=0.2)
+
+
 @pytest.fixture
 def play(monkeypatch):
     """Sample stand-ins for four contenders for ten rounds.
@@ -750,7 +763,7 @@ def play(monkeypatch):
     Who was asked, the blocks, and the conditions; each try is as `disturbed` as it is said.
     """
 
-    def sample(seed=0, number=0, disturbed=({"stolen": 0.0, "others": 0.0},), **answers):
+    def sample(seed=0, number=0, disturbed=(QUIET,), **answers):
         watches = iter(disturbed)
         monkeypatch.setattr(machine.Watch, "stop", lambda _: next(watches))
         cases = cases_of(faulty.TECHNIQUE, "tests.harness.faulty", "default")[:4]
@@ -760,7 +773,7 @@ def play(monkeypatch):
         match.workers = {case.id: Sampled(case.id, asked) for case in cases}
         match.workers[cases[0].id] = Sampled(cases[0].id, asked, **answers)
         match._rounds(10)
-        return asked, [match.blocks[case.id] for case in cases], match.conditions()
+        return asked, [match.played[case.id] for case in cases], match.conditions()
 
     return sample
 
@@ -794,15 +807,11 @@ def test_slow_contenders_end_a_block_early_but_not_before_the_fewest_rounds(play
     assert [len(block.samples) for block in play()[1]] == [matches.FEWEST_ROUNDS] * 4
 
 
-QUIET = {"stolen": 0.01, "others": 0.04}
-STOLEN, BUSY = {"stolen": 0.03, "others": 0.0}, {"stolen": None, "others": 0.2}
-
-
 @pytest.mark.parametrize(
     ("disturbed", "tries"),
     [
         ((QUIET,), 1),
-        (({"stolen": None, "others": None},), 1),
+        ((Attempt(),), 1),
         ((STOLEN, QUIET), 2),
         ((BUSY, STOLEN), 2),
     ],
@@ -812,15 +821,17 @@ def test_rounds_that_others_disturbed_are_played_once_more(play, disturbed, trie
     asked, blocks, conditions = play(disturbed=disturbed, late=0.01e-3)
     assert len(asked) == 40 * tries
     assert [len(block.samples) for block in blocks] == [10] * 4
-    assert conditions["tries"] == list(disturbed)
-    assert {name: conditions[name] for name in ("stolen", "others")} == disturbed[-1]
+    assert conditions.tries == list(disturbed)
+    assert (conditions.stolen, conditions.others) == (disturbed[-1].stolen, disturbed[-1].others)
 
 
 def test_what_disturbed_a_try_less_counts(play, monkeypatch):
     """Also where that was the first."""
     taken = iter(range(1, 81))
     monkeypatch.setattr(
-        Sampled, "ask", lambda self, *_: self.answer | {"seconds": next(taken) * 1e-5}
+        Sampled,
+        "ask",
+        lambda self, *_: msgspec.structs.replace(self.answer, seconds=next(taken) * 1e-5),
     )
     for disturbed, kept in (((STOLEN, BUSY), range(1, 41)), ((BUSY, STOLEN), range(41, 81))):
         taken = iter(range(1, 81))
@@ -841,8 +852,8 @@ def test_what_others_take_of_the_cores_is_seen():
     time.sleep(1.5)
     found = watch.stop()
     cores = len(os.sched_getaffinity(0))
-    assert found["others"] > 0.5 / cores
-    assert found["seconds"] >= 1.5
+    assert found.others > 0.5 / cores
+    assert found.seconds >= 1.5
 
 
 @pytest.mark.parametrize("count", [2, 4, 7, 8])
@@ -942,7 +953,7 @@ def test_an_untimed_step_precedes_each_sample(bench):
     bench.calls.clear()
     answer = bench._op_sample()
     assert len(bench.calls) == steps + 1
-    assert answer["seconds"] == STEP_S  # of one step, not of twelve
+    assert answer.seconds == STEP_S  # of one step, not of twelve
     bench._op_sample()
     assert bench.calls == [
         (bench.calls[0] + i) % worker.RESIDENT_BATCHES for i in range(2 * (steps + 1))
@@ -968,9 +979,9 @@ def test_where_the_framework_owns_the_loop_it_times_all_but_the_first_batch(benc
         return 2e-3 * (len(batches) - 1), 0.0
 
     bench.prepared = replace(bench.prepared, loop=loop)
-    steps = bench._op_warm()["steps"]
+    steps = bench._op_warm().steps
     assert steps == 5  # of 2 ms
-    assert bench._op_sample()["seconds"] == pytest.approx(2e-3)
+    assert bench._op_sample().seconds == pytest.approx(2e-3)
     assert given[-1] == steps + 1
     assert bench.calls == []
 
@@ -985,7 +996,7 @@ def test_warm_up_ends_when_steps_stop_trending(bench, clock):
         return 0.0
 
     bench.prepared = Prepared(step, None, None, None)
-    assert 3 <= bench._op_warm()["steps"] <= 6  # as fast as it became
+    assert 3 <= bench._op_warm().steps <= 6  # as fast as it became
 
 
 def test_warm_up_goes_on_while_steps_get_faster(bench, clock):
@@ -1027,17 +1038,17 @@ def predicted(measure, fakes_in_module, tmp_path_factory):
 def test_predictions_are_timed_and_certified(predicted):
     """Their step raises: had it run, they would have failed."""
     good, same = predicted.cases["pt", "good"], predicted.cases["pt", "same"]
-    assert good["id"] == "predicted/digits-cnn-4-predict/pt/good"
-    assert (good["mode"], good["status"]) == ("predict", "OK")
+    assert good.id == "predicted/digits-cnn-4-predict/pt/good"
+    assert (good.mode, good.status) == ("predict", "OK")
     assert rounds_of(good) == [3, 3]
-    losses = good["certificate"]["losses"]
+    losses = good.certificate.losses
     assert len(set(losses)) == worker.RESIDENT_BATCHES
-    assert losses == same["certificate"]["losses"]
+    assert losses == same.certificate.losses
 
 
 def test_memory_of_predictions_has_no_training_in_it(predicted):
-    memory = predicted.cases["pt", "good"]["memory"]
-    assert memory["gradients_bytes"] == memory["optimizer_bytes"] == 0
+    memory = predicted.cases["pt", "good"].memory
+    assert memory.gradients_bytes == memory.optimizer_bytes == 0
 
 
 @linux
@@ -1054,10 +1065,10 @@ def test_a_model_that_only_the_preparation_holds_is_none_of_the_prediction():
 
 
 def test_models_tell_their_size(predicted):
-    metrics = predicted.cases["pt", "good"]["metrics"]
+    metrics = predicted.cases["pt", "good"].metrics
     spec = TASKS["digits-cnn"].model
-    assert metrics["parameters"]["value"] == parameter_count(spec)
-    assert metrics["macs"]["value"] == forward_flops(spec, 1) / 2e6
+    assert metrics["parameters"].value == parameter_count(spec)
+    assert metrics["macs"].value == forward_flops(spec, 1) / 2e6
 
 
 @pytest.mark.parametrize("name", [n for n, t in TASKS.items() if parameter_count(t.model) < 2e7])
@@ -1082,8 +1093,8 @@ def test_the_size_of_a_model_follows_its_kernels(name):
 
 def test_an_artifact_s_size_is_kept_and_the_artifact_is_not(predicted):
     good = predicted.cases["pt", "good"]
-    assert good["artifact_bytes"] == good["metrics"]["artifact"]["value"] == faulty.ARTIFACT
-    assert 0 < good["metrics"]["compressed_artifact"]["value"] < faulty.ARTIFACT / 100
+    assert good.artifact_bytes == good.metrics["artifact"].value == faulty.ARTIFACT
+    assert 0 < good.metrics["compressed_artifact"].value < faulty.ARTIFACT / 100
 
 
 @pytest.fixture
@@ -1098,9 +1109,9 @@ def writes(tmp_path, monkeypatch):
 def test_a_file_is_written_once_for_all_blocks_and_cold_starts(predicted):
     for name in ("good", "same", "control"):
         case = predicted.cases["pt", name]
-        assert (case["status"], rounds_of(case)) == ("OK", [3, 3])
-        assert len(case["cold_starts"]) == (0 if name == "control" else 2)
-        one, other = [(block["weights_sha256"], block["losses"]) for block in case["blocks"]]
+        assert (case.status, rounds_of(case)) == ("OK", [3, 3])
+        assert len(case.cold_starts) == (0 if name == "control" else 2)
+        one, other = [(block.weights_sha256, block.losses) for block in case.blocks]
         assert other == one
     written = predicted.written
     assert written["same"] == 1
@@ -1122,8 +1133,8 @@ def test_training_writes_the_file_of_its_own_weights(fakes, writes, digits, tmp_
     stages, values = str(tmp_path / "stages"), []
     for seed in (0, 1, 0):
         found = bench._op_train(case, digits, seed=seed, stages=stages, prove=False)
-        values.append(found["value"])
-        assert found["artifact"]["bytes"] == faulty.ARTIFACT
+        values.append(found.value)
+        assert found.artifact.bytes == faulty.ARTIFACT
     assert len(writes()) == 4
     assert values[0] == values[2] != values[1]
 
@@ -1153,14 +1164,14 @@ def test_a_worker_that_is_killed_while_it_writes_leaves_nothing_to_be_found(
     case = predicted_case("killed_writing")
     with pytest.raises(Failed, match="was killed by SIGKILL during build"):
         built(started, case, digits)
-    assert [built(started, case, digits)["wrote"] for _ in range(2)] == [True, False]
+    assert [built(started, case, digits).wrote for _ in range(2)] == [True, False]
     assert writes() == ["killed_writing"] * 2
 
 
 def test_other_weights_have_a_file_of_their_own(started, digits, writes):
     started.start_parents([KEY])
     case = predicted_case("same")
-    wrote = [built(started, case, digits, seed=seed)["wrote"] for seed in (0, 1, 0, 1)]
+    wrote = [built(started, case, digits, seed=seed).wrote for seed in (0, 1, 0, 1)]
     assert wrote == [True, True, False, False]
     assert len(writes()) == 2
 
@@ -1188,7 +1199,7 @@ def test_those_who_write_at_once_do_not_write_into_one_path(tmp_path):
 def test_a_cold_start_reads_a_file_and_holds_nothing_of_writing_it(started, digits, writes):
     """Whether a match has written it before or, as where a run is taken up, it is not there."""
     cases = [predicted_case(name) for name in ("same", "leaves_much", "leaves_much")]
-    plain, *large = (found["memory"] for found in cold_starts(started, cases, digits))
+    plain, *large = (found.memory for found in cold_starts(started, cases, digits))
     assert Counter(writes()) == {"same": 1, "leaves_much": 1}
     for phase in ("build_bytes", "first_step_peak_bytes", "steady_peak_bytes"):
         for each in large:
@@ -1228,28 +1239,28 @@ def untimed(measure, fakes_in_module):
 
 
 def test_nothing_starts_while_something_is_measured_apart(untimed):
-    assert {untimed.cases["pt", name]["status"] for name in ("good", "same")} == {"OK"}
+    assert {untimed.cases["pt", name].status for name in ("good", "same")} == {"OK"}
     starts = len(untimed.cases) + 2  # three of the baseline
     assert untimed.seen == [([], [])] * starts  # nothing is late: no rehearsals
 
 
 def test_a_probe_runs_apart_and_its_failure_is_its_case_s_alone(predicted):
-    metrics = predicted.cases["pt", "good"]["metrics"]
-    assert metrics["budget"]["value"] == 5_000_000
-    assert metrics["first_pixels"]["unit"] == "1"
-    assert len(metrics["cold_first_calls_s"]["samples"]) == 2
+    metrics = predicted.cases["pt", "good"].metrics
+    assert metrics["budget"].value == 5_000_000
+    assert metrics["first_pixels"].unit == "1"
+    assert len(metrics["cold_first_calls_s"].samples) == 2
     failed = predicted.cases["pt", "raises_in_probe"]
-    assert failed["status"] == "FAILED"
-    assert failed["reason"] == "probe: RuntimeError: the probe is wrong"
-    assert predicted.cases["pt", "good"]["evidence"]["sent"] == ["a", "b"]  # of the probe
+    assert failed.status == "FAILED"
+    assert failed.reason == "probe: RuntimeError: the probe is wrong"
+    assert predicted.cases["pt", "good"].evidence["sent"] == ["a", "b"]  # of the probe
 
 
 def test_what_is_not_timed_proves_itself_in_its_own_process(untimed):
     good, failed = (untimed.cases["pt", name] for name in ("good", "not_applied"))
-    assert (good["status"], good["timing"]["step_s"]) == ("OK", {})
-    assert good["evidence"]["operator_dtypes"]["matmul"]
-    assert good["memory"]["import_bytes"] > 0
-    assert (failed["status"], failed["reason"]) == ("NOT_APPLIED", "nothing happened")
+    assert (good.status, good.timing.step_s) == ("OK", {})
+    assert good.evidence["operator_dtypes"]["matmul"]
+    assert good.memory.import_bytes > 0
+    assert (failed.status, failed.reason) == ("NOT_APPLIED", "nothing happened")
 
 
 def train(started, cases, data, seeds, trained=()):
@@ -1307,15 +1318,15 @@ def test_training_ends_with_the_budget_of_its_workload_and_says_so(measure, fake
     longer = replace(usual, batch="compute", training=4.0)
     technique = replace(faulty.TRAINED, workloads=(usual, longer))
     found = measure("good", technique=technique, amount=Effort(1, 3, 3, train_s=1.5))
-    cut, whole = sorted(found.results["cases"], key=lambda case: case["batch_size"])
-    trained = len(cut["accuracy"]["per_seed"])
-    assert cut["status"] == "OK"
+    cut, whole = sorted(found.results.cases, key=lambda case: case.batch_size)
+    trained = len(cut.accuracy.per_seed)
+    assert cut.status == "OK"
     assert 1 <= trained <= 2
-    assert cut["reason"] == (
+    assert cut.reason == (
         f"accuracy: {trained} of 3 seeds trained in 1.5 s; --effort full trains all"
     )
-    assert len(whole["accuracy"]["per_seed"]) == 3
-    assert whole["reason"] is None
+    assert len(whole.accuracy.per_seed) == 3
+    assert whole.reason is None
 
 
 def test_accuracy_is_that_of_samples_that_were_not_trained_on(digits):
@@ -1358,13 +1369,13 @@ def test_first_calls_are_timed_one_by_one_after_the_first_block(
     monkeypatch.setattr(machine, "usable_threads", lambda: threads)
     found = measure("good", "same", amount=Effort(3, 3, 1, first_pass_alone=True))
     assert seen == [(threads, {True}), (1, {False}), (threads, {threads > 1})]
-    assert found.cases["pt", "good"]["timing"]["warm_first_call_s"] > 0
+    assert found.cases["pt", "good"].timing.warm_first_call_s > 0
 
 
 def test_a_single_block_has_no_warm_first_call(faults):
-    timing = faults.cases["pt", "good"]["timing"]
-    assert timing["warm_first_call_s"] is None
-    assert timing["cold_first_call_s"] > 0
+    timing = faults.cases["pt", "good"].timing
+    assert timing.warm_first_call_s is None
+    assert timing.cold_first_call_s > 0
 
 
 # The harness itself is killed -------------------------------------------------------------------
@@ -1426,17 +1437,17 @@ def test_nothing_outlives_a_harness_that_is_killed(results_folder, forks):
 
 def test_describe_says_what_is_there(started):
     found = isolated_measurements.describe(started, "pt", threads=1)
-    assert found["versions"]["numpy"]
-    assert found["device"] == "cpu"
-    assert found["matmul_flops"] == {"float32": 4e9, "bfloat16": 8e9}
-    assert found["python"] == sys.version.split()[0]
+    assert found.versions["numpy"]
+    assert found.device == "cpu"
+    assert found.matmul_flops == {"float32": 4e9, "bfloat16": 8e9}
+    assert found.python == sys.version.split()[0]
 
 
 @pytest.mark.parametrize("how", ["ABORTS", "REFUSES"])
 def test_a_product_that_there_is_not_leaves_the_other(started, monkeypatch, how):
     monkeypatch.setenv(how, "bfloat16")
     found = isolated_measurements.describe(started, "pt", threads=1)
-    assert found["matmul_flops"] == {"float32": 4e9}
+    assert found.matmul_flops == {"float32": 4e9}
 
 
 def cold_starts(started, cases, data):
@@ -1451,7 +1462,7 @@ def cold_starts(started, cases, data):
         done=lambda case, result: found.append(result),
     )
     assert [result.status for result in found] == ["OK"] * len(cases), found
-    return [result.found for result in found]
+    return [result.answer for result in found]
 
 
 def one_case(**fields):
@@ -1490,7 +1501,7 @@ def test_a_cold_start_has_a_cache_without_its_program_and_the_plain_allocator(
         one_case(name="compiles", allocator="tuned"),
         one_case(name="compiles", requires="compiler"),
     ]
-    assert all(found["first_call_s"] > 0 for found in cold_starts(started, cases, digits))
+    assert all(found.first_call_s > 0 for found in cold_starts(started, cases, digits))
     if started.forks and memory.adopts_pages():
         first = ["as installed executed", "as installed"]
         first = ["as installed", *first] if in_a_match else ["as installed", "as installed", *first]
@@ -1514,7 +1525,7 @@ def test_what_a_framework_imports_late_is_no_memory_of_a_case(
     for preload in ((), ("late",)):
         framework = replace(plan.FRAMEWORKS["pt"], preload=preload)
         monkeypatch.setitem(plan.FRAMEWORKS, "pt", framework)
-        (found,) = (found["memory"] for found in cold_starts(started, [case], digits))
+        (found,) = (found.memory for found in cold_starts(started, [case], digits))
         imported.append(found["import_bytes"])
         above.append(found["steady_peak_bytes"] - found["import_bytes"])
     assert imported[1] - imported[0] > 35_000_000
@@ -1528,9 +1539,9 @@ def test_what_the_row_s_own_code_imports_is_no_memory_of_it(measure, tmp_path, m
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     for technique in (faulty.TECHNIQUE, faulty.UNTIMED):
         found = measure("imports_late", technique=technique, amount=Effort(1, 3, 1))
-        plain, late = (found.cases["pt", n]["memory"] for n in ("good", "imports_late"))
-        assert late["import_bytes"] - plain["import_bytes"] > 35_000_000
-        assert abs(late["above_import_bytes"] - plain["above_import_bytes"]) < 5_000_000
+        plain, late = (found.cases["pt", n].memory for n in ("good", "imports_late"))
+        assert late.import_bytes - plain.import_bytes > 35_000_000
+        assert abs(late.above_import_bytes - plain.above_import_bytes) < 5_000_000
 
 
 def test_limits_have_generous_defaults():

@@ -8,6 +8,8 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import to_builtins
+
 from bench.harness.selection import cases_of
 from bench.harness.worker import Operations
 from shared import datasets
@@ -60,7 +62,7 @@ def answer(case, data, folder):
     operations = Operations()
     operations.impl, operations.kit = impl, impl.kit
     stages = str(Path(folder) / "stages")
-    return operations._op_train(case.message(), str(data), 0, stages, prove=True)
+    return to_builtins(operations._op_train(case.message(), str(data), 0, stages, prove=True))
 
 
 SCENARIOS = (trained,)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from msgspec import to_builtins
 
 from bench.harness.plan import Work
 from bench.harness.selection import cases_of
@@ -290,7 +291,7 @@ def accumulated():
     try:
         with tempfile.TemporaryDirectory() as folder:
             data = str(datasets.materialise(small.dataset, Path(folder)))
-            return operations._op_train(case.message(), data, 0, folder, prove=True)
+            return to_builtins(operations._op_train(case.message(), data, 0, folder, prove=True))
     finally:
         TASKS[NAME] = task
 

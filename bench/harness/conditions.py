@@ -1,0 +1,92 @@
+"""The conditions of a run: its machine and its frameworks, and whether they are those of before."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from bench.harness import isolated_measurements, machine
+from bench.harness import state as states
+from bench.harness.plan import FRAMEWORKS, SEED, Case, Framework
+from bench.harness.processes import Failed, Processes, Unsupported
+from bench.harness.schedule import Plan
+from bench.harness.state import RunState
+from bench.harness.worker import on_cpu
+from bench.record import Environment
+
+ORDER = "starts: balanced Latin square; rounds: random; another for each match"
+
+
+class OtherConditions(Exception):
+    """What is measured now would not be comparable with what was measured before."""
+
+
+def of_machine(threads: int, model: dict[str, str] | None = None) -> Environment:
+    """The environment as far as no framework is asked; `model`: see `run.Settings`."""
+    return machine.describe(threads).but(seeds=[SEED], order=ORDER, model=model)
+
+
+def describe(
+    processes: Processes, plan: Plan, environment: Environment
+) -> tuple[Environment, dict[str, str]]:
+    """The whole environment, for which each framework is asked; why one can't be imported."""
+    missing: dict[str, str] = {}
+    peaks: dict[str, float] = {}
+    packages, devices, gpu = dict(environment.packages), {}, None
+    allocator: dict = {"settings": machine.TUNED_ALLOCATOR}
+    for name in dict.fromkeys(case.framework for case in plan.every):
+        try:
+            found = isolated_measurements.describe(processes, name, environment.threads)
+        except (Failed, Unsupported) as error:
+            missing[name] = str(error)
+            continue
+        packages[name] = found.versions | {"python": found.python}
+        devices[name], allocator[name] = found.device, found.keeps_freed_memory
+        if not on_cpu(found.device):
+            gpu = found.device_info
+        for dtype, flops in found.matmul_flops.items():
+            peaks[dtype] = max(peaks.get(dtype, 0.0), flops)
+    whole = environment.but(
+        packages=packages, devices=devices, gpu=gpu, allocator=allocator, peak_flops=peaks
+    )
+    return whole, missing
+
+
+def check_same(state: RunState, environment: Environment) -> None:
+    """Raise OtherConditions where a run that is taken up began under others than these."""
+    if not state.described:  # it ended before it had measured anything
+        state.code = states.code()
+        return
+    before = {"code": state.code} | msgspec.to_builtins(state.environment)
+    now = {"code": states.code()} | msgspec.to_builtins(environment)
+    if others := states.differences(before, now):
+        raise OtherConditions(f"begun under other conditions: {'; '.join(others)}")
+
+
+def note(plan: Plan, state: RunState, environment: Environment, missing: dict[str, str]) -> None:
+    """Keep the environment; what it lacks makes cases UNSUPPORTED: a framework, compiler or GPU."""
+    if not state.described:
+        state.environment = environment
+    for case in plan.every:
+        if case.framework in missing:
+            refuse(state, case, missing[case.framework])
+        needs, found = case.variant.requires, state.cases[case.id]
+        if needs == "compiler" and not machine.compiler():
+            found.fail("UNSUPPORTED", "needs a C++ compiler; install one (for example g++)")
+        elif needs == "cuda" and on_cpu(state.environment.devices.get(case.framework, "cpu")):
+            found.fail("UNSUPPORTED", "needs a CUDA GPU; none was found")
+
+
+def refuse(state: RunState, case: Case, reason: str) -> None:
+    """Note that the case's framework can't be started."""
+    words = not_started(FRAMEWORKS[case.framework], reason)
+    state.cases[case.id].fail("UNSUPPORTED", words)
+
+
+def not_started(framework: Framework, reason: str) -> str:
+    """Why a framework can't be started, with how to install it unless it failed by itself."""
+    words = f"{framework.title} could not be started ({reason})"
+    if re.match(r"(?!ModuleNotFoundError|ImportError)\w+Error: ", reason):
+        return words
+    return f"{words}; install it with: {framework.install}"

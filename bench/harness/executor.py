@@ -1,0 +1,238 @@
+"""Carries out what the scheduler decides: starts parents, plays matches, measures in processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from bench.harness import isolated_measurements, machine
+from bench.harness.conditions import refuse
+from bench.harness.isolated_measurements import Measurement, Trained
+from bench.harness.matches import Match, parent_key, start_order
+from bench.harness.plan import SEED, Case
+from bench.harness.processes import ParentDied, Processes
+from bench.harness.recorder import Recorder
+from bench.harness.scheduler import (
+    COLD_STARTS,
+    PASS,
+    PROBES,
+    TRAINING,
+    NumberedMatch,
+    Scheduler,
+    Step,
+)
+
+SIDE_BY_SIDE = 4  # contenders at most that start at once
+
+
+class Executor:
+    """Measures with `processes`, and gives what it finds to the `recorder`.
+
+    `data`: the folder of each task's data. `memory_budget`: bytes, for the batch-size finder.
+    """
+
+    def __init__(
+        self,
+        processes: Processes,
+        scheduler: Scheduler,
+        recorder: Recorder,
+        *,
+        data: dict[str, str],
+        threads: int,
+        memory_budget: int | None = None,
+    ) -> None:
+        self.processes, self.scheduler, self.recorder = processes, scheduler, recorder
+        self.plan, self.state = scheduler.plan, scheduler.state
+        self.data, self.threads, self.memory_budget = data, threads, memory_budget
+
+    def carry_out(self, step: Step) -> None:
+        """Take a step."""
+        of_kind = {PASS: self.play_pass, TRAINING: self.train}
+        of_kind |= {COLD_STARTS: self.cold_starts, PROBES: self.probes}
+        of_kind[step.kind](*[step.number] * (step.kind in (PASS, TRAINING)))
+
+    # Passes -------------------------------------------------------------------------------------
+
+    def play_pass(self, block: int) -> None:
+        """A block of every match that lacks it; they share their parents."""
+        matches, scheduler = self.scheduler.lacking(block), self.scheduler
+        if not matches:
+            return
+        self._start_parents(block, matches)
+        done = 0
+        while matches:
+            match = matches.pop(0)
+            large = match.cases[0].task.blocks
+            if large and done and self.state.seconds["first_table"] is None:
+                self.recorder.show_table("first_table", cut=scheduler.cut)
+            done += 1
+            if scheduler.in_time(self.plan.durations.of_match(match.cases)):
+                of = f"{done} of {done + len(matches)}"
+                self.recorder.say(f"pass {block + 1} · {of}", _words(match.cases))
+                if left_out := self.play(match, block):
+                    free = machine.free_memory()
+                    matches += scheduler.split(match, block, left_out, free)
+        self.processes.stop_parents()
+        is_first_look = block + 1 == self.plan.amount.first_look
+        reached = "intervals" if is_first_look else "first_table"
+        self.recorder.show_table(reached, cut=scheduler.cut)
+
+    def _start_parents(self, block: int, matches: list[NumberedMatch]) -> None:
+        """Start the parents of a pass; the cases of one that can't be started fail."""
+        self.recorder.say(f"pass {block + 1}", "parents")
+        every = {case.id: case for match in matches for case in self.scheduler.open(match.cases)}
+        begun = time.monotonic()
+        with self.recorder.part("parents"):
+            keys = {name: parent_key(case, self.threads) for name, case in every.items()}
+            failures = self.processes.start_parents(keys.values())
+        for name, case in every.items():
+            failure = failures.get(keys[name])
+            if isinstance(failure, ParentDied):
+                self.state.cases[name].fail("FAILED", str(failure))
+            elif failure:  # for example one Keras of two is not installed
+                refuse(self.state, case, str(failure))
+        self.plan.durations.parents_s = time.monotonic() - begun
+
+    def play(self, match: NumberedMatch, block: int) -> list[Case]:
+        """One block of one match; those for whom there was no memory."""
+        # A worker that is executed, not forked, would end with the thread that started it
+        # (PR_SET_PDEATHSIG).
+        alone = match.alone or not self.processes.forks
+        # A block has weights and batches of its own. What a prediction takes does not depend on
+        # them: it has the same in all blocks, so that a file is written once for all of them.
+        predicts = match.cases[0].workload.mode == "predict"
+        playing = Match(
+            self.processes,
+            self.scheduler.open(start_order(match.cases, match.number, block)),
+            data=self.data,
+            threads=self.threads,
+            seed=SEED if predicts else SEED + block,
+            evidence=block == 0,
+            number=match.number,
+            block=block,
+            side_by_side=1 if alone else min(self.threads, SIDE_BY_SIDE),
+            first_calls=block > 0,
+            needs=self.plan.durations.memory,
+        )
+        begun = time.monotonic()
+        played = playing.play(self.plan.amount.rounds)
+        durations = self.plan.durations
+        if played:
+            took = [case for case in match.cases if case.id in played]
+            durations.note_match(took, time.monotonic() - begun)
+        for name, result in played.items():
+            durations.note_bytes(name, result.peak_bytes)
+        self.state.add_block(played, playing.conditions())
+        for part, seconds in playing.seconds.items():
+            self.state.spend(part, seconds)
+        self.recorder.save(block=True)
+        return playing.left_out
+
+    # Processes of their own -----------------------------------------------------------------------
+
+    def cold_starts(self) -> None:
+        """First calls and memory."""
+        cases = self.scheduler.cold_starts()
+        if not cases:
+            return
+        self.recorder.say("first calls and memory", f"{len(cases)} starts")
+
+        def keep(case: Case, measurement: Measurement) -> None:
+            found = self.state.cases[case.id]
+            found.cold_starts.append(measurement.answer)
+            found.imports = measurement.imports
+            if reason := measurement.answer.not_applied:
+                found.fail("NOT_APPLIED", reason)
+
+        with self.recorder.part("cold"):
+            isolated_measurements.cold_starts(
+                self.processes,
+                cases,
+                imports={case.id: self.scheduler.imports(case) for case in cases},
+                data=self.data,
+                threads=self.threads,
+                seed=SEED,
+                done=self._noting("cold", "first calls and memory", len(cases), keep),
+            )
+        if compiled := self.processes.first_compile_s:
+            before = self.state.environment.first_compile_s or {}
+            environment = self.state.environment.but(first_compile_s=compiled | before)
+            self.state.environment = environment
+            self.recorder.save()
+
+    def probes(self) -> None:
+        """What bench files measure themselves."""
+        cases = self.scheduler.probes()
+        if not cases:
+            return
+        self.recorder.say("probes", f"{len(cases)} cases")
+
+        def keep(case: Case, measurement: Measurement) -> None:
+            found = self.state.cases[case.id]
+            found.probed, found.evidence = measurement.answer.metrics, measurement.answer.evidence
+
+        with self.recorder.part("probe"):
+            isolated_measurements.probes(
+                self.processes,
+                cases,
+                data=self.data,
+                threads=self.threads,
+                seed=SEED,
+                memory_budget=self.memory_budget,
+                repetitions=self.plan.amount.repetitions,
+                done=self._noting("probe", "probes", len(cases), keep),
+            )
+
+    def _noting(
+        self, part: str, words: str, count: int, keep: Callable[[Case, Measurement], None]
+    ) -> Callable[[Case, Measurement], None]:
+        """Notes each of `count` measurements: what it took, and what to `keep` or why it failed."""
+        done = []
+
+        def note(case: Case, measurement: Measurement) -> None:
+            self.state.cases[case.id].spend(part, measurement.seconds)
+            if measurement.status == "OK":
+                keep(case, measurement)
+            else:
+                self.state.cases[case.id].fail(measurement.status, measurement.reason)
+            done.append(case)
+            self.recorder.say(f"{words} · {len(done)} of {count}", case.id)
+            self.recorder.save()
+
+        return note
+
+    def train(self, seeds: int) -> None:
+        """Train with so many seeds those whose accuracy is not decided by those that they have."""
+        cases, done = self.scheduler.training(seeds), []
+        if not cases:
+            return
+        words = f"training, {seeds} seeds"
+        self.recorder.say(words, f"{len(cases)} cases")
+
+        def note(case: Case, trained: Trained) -> None:
+            found = self.state.cases[case.id]
+            found.trained, found.seconds["training"] = trained, trained.seconds
+            if trained.status != "OK":
+                found.fail(trained.status, trained.reason)
+            elif found.status == "OK":
+                found.reason = trained.reason
+            done.append(case)
+            self.recorder.say(f"{words} · {len(done)} of {len(cases)}", case.id)
+            self.recorder.save()
+
+        with self.recorder.part("training"):
+            isolated_measurements.train(
+                self.processes,
+                cases,
+                trained={case.id: self.state.cases[case.id].trained for case in cases},
+                seeds=seeds,
+                data=self.data,
+                threads=self.threads,
+                budget=self.plan.amount.train_s,
+                done=note,
+            )
+
+
+def _words(cases: list[Case]) -> str:
+    task, size, mode = cases[0].work
+    return f"{task} ({size}){' predictions' * (mode == 'predict')}, {len(cases)} contenders"

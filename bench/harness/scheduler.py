@@ -1,0 +1,343 @@
+"""What a run measures next, who leaves it, and what ends in time: decided from plan and state.
+
+A run goes in passes. The first measures one block of everything, and a table is there; those until
+the first look give it intervals. Then comes what has processes of its own: first calls and memory,
+probes, training; then further passes, until there is nothing left to decide.
+
+Nothing here starts a process or reads anything but the clock that it is given.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from bench.analysis.early_stopping import accuracy_decided, leaving
+from bench.analysis.stacks import stacked
+from bench.harness import record
+from bench.harness.plan import Case
+from bench.harness.remaining import open_cases
+from bench.harness.schedule import Plan
+from bench.harness.state import CaseState, RunState
+from shared.specs import more_is_better
+
+WRITING_S = 4.0  # what the end of a run takes: its record and its reports
+
+PASS, COLD_STARTS, PROBES, TRAINING = "pass", "cold starts", "probes", "training"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a run: a pass with the number of its block, training with so many seeds, ..."""
+
+    kind: str
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class NumberedMatch:
+    """A match as it is played in a pass. `alone`: its contenders start one by one."""
+
+    number: int
+    cases: list[Case]
+    alone: bool = False
+
+
+class Scheduler:
+    """Decides what is measured, in which order; it notes in `state` who leaves or fails.
+
+    `deadline`: when the run has to have ended, in seconds of `clock`. `cut`: whether something was
+    left out since it would not have ended in time. `of_user`: whether it is of a user's own model.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        state: RunState,
+        *,
+        deadline: float = float("inf"),
+        clock: Callable[[], float] = time.monotonic,
+        of_user: bool = False,
+    ) -> None:
+        self.plan, self.state, self.of_user = plan, state, of_user
+        self.deadline, self.clock, self.cut = deadline, clock, False
+        self._crowded: set[int] = set()  # matches of those who found no memory in another
+        if not state.passes:
+            self.add_pass(plan.matches())
+
+    def steps(self) -> Iterator[Step]:
+        """The steps of the run; each is decided when those before it have been taken."""
+        amount, seeds = self.plan.amount, iter(self.plan.seeds)
+        yield from self._passes(0, amount.first_look)
+        whole = not self.cut  # what is stacked is decided by whole passes alone
+        # Of a user's file, which has few minutes, accuracy comes before first calls.
+        if not self.of_user:
+            yield Step(COLD_STARTS)
+        yield Step(PROBES)
+        yield Step(TRAINING, next(seeds))
+        if whole:
+            yield from self._stack()
+        yield Step(COLD_STARTS)
+        for step in self._passes(amount.first_look, amount.blocks):
+            yield step
+            if step.number + 1 in amount.looks:
+                yield Step(TRAINING, next(seeds, 0))
+                yield from self._stack()
+        yield Step(COLD_STARTS)
+        for number in seeds:
+            yield Step(TRAINING, number)
+        if not self.cut:
+            yield from self._stack()
+
+    def open(self, cases: list[Case] | None = None) -> list[Case]:
+        """Of these cases, or of all, those that can still be measured."""
+        return open_cases(self.plan, self.state, cases)
+
+    # Passes and matches -------------------------------------------------------------------------
+
+    def add_pass(self, matches: list[list[Case]]) -> None:
+        """Another pass over these matches; those that were played before keep their numbers."""
+        known = {frozenset(match): number for number, match in enumerate(self.state.matches)}
+        numbers = []
+        for match in matches:
+            number = known.get(frozenset(case.id for case in match))
+            numbers.append(self.state.add_match(match) if number is None else number)
+        self.state.passes.append(numbers)
+
+    def _passes(self, first: int, end: int) -> Iterator[Step]:
+        return (Step(PASS, block) for block in range(first, end) if self._plans_pass(block))
+
+    def _plans_pass(self, block: int) -> bool:
+        """Whether there is a pass that plays this block; who leaves is decided when it begins."""
+        passes, amount = self.state.passes, self.plan.amount
+        if block < len(passes):
+            return True
+        if block >= amount.blocks or not passes[-1]:
+            return False
+        # What is cheap gets its intervals, though a large model's pass had no time.
+        if self.cut and block >= amount.first_look:
+            return False
+        if block in amount.looks and (gone := self._gone(block)):
+            self.add_pass(self.plan.matches(gone))
+        else:
+            passes.append(list(passes[-1]))
+        return bool(passes[-1])
+
+    def _gone(self, block: int) -> set[str]:
+        """Who plays no more after this look, and who has failed."""
+        measured = record.measured(self.plan, self.state)
+        self.state.left |= leaving(measured) | self.plan.played_out(block)
+        still = {case.id for case in self.open()}
+        return self.state.left | {case.id for case in self.plan.every if case.id not in still}
+
+    def lacking(self, block: int) -> list[NumberedMatch]:
+        """The matches of a pass that lack this block, cheap ones first.
+
+        Those of large models, which take minutes, follow the others. Of a user's file the train
+        step comes before predictions: a run that ends in time has it. None where none would end.
+        """
+        durations, played = self.plan.durations, self.state.played
+        matches = [
+            self._numbered(number, block)
+            for number in self.state.passes[block]
+            if (number, block) not in played
+        ]
+        matches = [match for match in matches if self.open(match.cases)]
+        matches.sort(
+            key=lambda match: (
+                bool(match.cases[0].task.blocks),
+                self.of_user and match.cases[0].workload.mode != "train",
+                durations.of_match(match.cases),
+            )
+        )
+        ends = any(self.in_time(durations.of_pass([match.cases])) for match in matches)
+        return matches if ends else []
+
+    def _numbered(self, number: int, block: int) -> NumberedMatch:
+        """Those of the second block start one by one, for their first calls.
+
+        Not those of the first one, which may have to fill a compiler's cache.
+        """
+        cases = [self.plan.by_id[name] for name in self.state.matches[number]]
+        return NumberedMatch(number, cases, alone=block == 1 or number in self._crowded)
+
+    def split(
+        self, match: NumberedMatch, block: int, left_out: list[Case], free: float
+    ) -> list[NumberedMatch]:
+        """A match of their own for those who found no memory, with all baselines of the first.
+
+        There they begin one by one. Who finds none even then, beside baselines alone, fails. `free`
+        bytes are.
+        """
+        others = {case.id for case in left_out}
+        only_baselines = all(case.is_baseline or case.id in others for case in match.cases)
+        if match.number in self._crowded and only_baselines:
+            for case in left_out:
+                needs = self.plan.durations.memory(case) / 1e9
+                self.state.cases[case.id].fail(
+                    "FAILED",
+                    f"it needs {needs:.1f} GB of memory beside its baseline, "
+                    f"{free / 1e9:.1f} GB are free",
+                )
+            return []
+        stay = [case for case in match.cases if case.id not in others]
+        if block == 0:
+            self.state.matches[match.number] = [case.id for case in stay]
+        number = self.state.add_match([case for case in stay if case.is_baseline] + left_out)
+        self.state.passes[block].append(number)
+        self._crowded.add(number)
+        return [self._numbered(number, block)]
+
+    # Rows that stack what was faster --------------------------------------------------------------
+
+    def _stack(self) -> Iterator[Step]:
+        """Settle the rows that stack what was faster, and play the blocks that others have."""
+        later = [case for case in self.open() if not case.settled]
+        if not later:
+            return
+        whole = record.whole(self.plan, self.state)
+        rows = {row.id: row for row in whole.cases}
+        for case in later:
+            settings, reason = stacked(whole, rows[case.id])
+            case.variant.settings.update(settings)
+            if reason:
+                self.state.cases[case.id].fail("UNSUPPORTED", reason)
+            else:
+                self.state.settled[case.id] = settings
+        settled = {case.id for case in later if case.settled}
+        others = {case.id for case in self.plan.every} - settled
+        for match in self.plan.matches(others) if settled else ():
+            if any(case.id in settled for case in match):
+                self._play_from_the_first_block(match)
+        yield from (Step(PASS, block) for block in range(len(self.state.passes)))
+        yield Step(COLD_STARTS)
+        yield Step(TRAINING, self.plan.seeds[0])
+
+    def _play_from_the_first_block(self, match: list[Case]) -> None:
+        number = self.state.add_match(match)
+        for numbers in self.state.passes:
+            numbers.append(number)
+
+    # Time -----------------------------------------------------------------------------------------
+
+    def in_time(self, seconds: float) -> bool:
+        """Whether something that takes so long would end in time."""
+        fits = self.clock() + seconds <= self.deadline - WRITING_S
+        self.cut |= not fits
+        return fits
+
+    def _that_end_in_time(self, prices: Iterable[tuple[float, Case]]) -> list[Case]:
+        """The cheapest cases first, and of them those that end in time one after the other."""
+        cases, whole = [], 0.0
+        for price, case in sorted(prices, key=lambda pair: pair[0]):
+            if self.in_time(whole + price):
+                whole += price
+                cases.append(case)
+        return cases
+
+    # What has processes of its own --------------------------------------------------------------
+
+    def cold_starts(self) -> list[Case]:
+        """The cases whose first call and memory are to be measured, as often as they are."""
+        price = self.plan.durations.of
+        return self._that_end_in_time(
+            (price("cold", case), case)
+            for case in self.open()
+            if case.settled
+            for _ in range(self.plan.cold_starts(case) - len(self._of(case).cold_starts))
+        )
+
+    def probes(self) -> list[Case]:
+        """The cases whose bench files measure something themselves, and have not."""
+        price = self.plan.durations.of
+        return self._that_end_in_time(
+            (price("probe", case), case)
+            for case in self.open()
+            if self.plan.probed(case) and not self._of(case).probed
+        )
+
+    def imports(self, case: Case) -> list[str] | None:
+        """What the case's code was seen to import, on its own task or on another."""
+        alike = [case, *(other for other in self.plan.every if _row(other) == _row(case))]
+        seen = (self._of(one).imports for one in alike)
+        return next((imports for imports in seen if imports is not None), None)
+
+    def training(self, seeds: int) -> list[Case]:
+        """The cases to be trained with so many seeds: whose accuracy is open with fewer."""
+        price = self.plan.durations.of
+        return self._that_end_in_time(
+            ((seeds - self._of(case).seeds) * price("training", case), case)
+            for case in self._undecided()
+            if self._of(case).seeds < seeds and not self._of(case).training_is_over
+        )
+
+    def _undecided(self) -> list[Case]:
+        """Who is trained further: whose accuracy is open, with the baseline that it is held to."""
+        cases = [case for case in self.open() if self.plan.trained(case)]
+        if not self.plan.amount.seed_looks:
+            return cases
+        base = {(c.technique, c.work, c.side): c for c in cases if c.is_baseline}
+        rest = [(c, base.get((c.technique, c.work, c.side))) for c in cases if not c.is_baseline]
+        alone = {c.id for c in base.values()} - {b.id for _, b in rest if b}
+        still_open = [pair for pair in rest if not pair[1] or not self._accuracy_stands(*pair)]
+        wanted = alone | {case.id for pair in still_open for case in pair if case}
+        return [case for case in cases if case.id in wanted]
+
+    def _accuracy_stands(self, case: Case, base: Case) -> bool:
+        ours, theirs = self._of(case), self._of(base)
+        seeds = min(ours.seeds, theirs.seeds)
+        if seeds not in self.plan.seeds:
+            return False
+        return accuracy_decided(
+            ours.trained.per_seed[:seeds],
+            theirs.trained.per_seed[:seeds],
+            margin=case.task.margin,
+            more_is_better=more_is_better(case.task.metric),
+            looks=self.plan.amount.seed_looks,
+        )
+
+    def _of(self, case: Case) -> CaseState:
+        return self.state.cases[case.id]
+
+
+def _row(case: Case) -> tuple:
+    """The same on every task."""
+    return case.technique, case.side, case.variant.name, case.workload.mode
+
+
+# A run that is taken up ---------------------------------------------------------------------------
+
+
+def take_up(plan: Plan, state: RunState) -> None:
+    """Go on with what an interrupted run has: what was settled stands, and who failed plays again.
+
+    A ratio is made of samples that were taken side by side. So each match loses its failed cases
+    to a new one, in which they play its blocks and those that follow against those that they are
+    compared with: their baseline, their twin, and where a baseline failed, all that have it for
+    one. What those were found to be in the first match stands.
+    """
+    state.finished, state.ended = False, None
+    for case in plan.every:
+        if case.variant.later:
+            case.variant.settings.update(state.settled.get(case.id, {}))
+    failed = {name for name, found in state.cases.items() if found.status == "FAILED"}
+    for number, match in enumerate(list(state.matches)):
+        again = [plan.by_id[name] for name in match if name in failed]
+        rest = [plan.by_id[name] for name in match if name not in failed]
+        state.matches[number] = [case.id for case in rest]
+        if again and number in state.passes[0]:  # who plays, plays in one of those
+            company = [c for c in rest if any(_compared(c, other) for other in again)]
+            new = state.add_match(again + open_cases(plan, state, company))
+            for numbers in state.passes:
+                numbers.append(new)
+    state.cases |= {name: CaseState() for name in failed}
+
+
+def _compared(one: Case, other: Case) -> bool:
+    """Whether the record holds a ratio of the two: variant to baseline, or twin to twin."""
+    if one.side == other.side:
+        return one.is_baseline or other.is_baseline
+    both = one.is_baseline and other.is_baseline
+    twins = one.technique == other.technique and one.variant.name == other.variant.name
+    return one.framework != other.framework and (twins or both)
