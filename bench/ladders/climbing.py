@@ -271,7 +271,9 @@ class Climb:
             )
             self.save()
             step_s = at(metrics, "iteration", "value")
-            said = found.reason or (f"{1000 * step_s:.1f} ms an iteration" if step_s else "measured")
+            said = found.reason or (
+                f"{1000 * step_s:.1f} ms an iteration" if step_s else "measured"
+            )
             self.say(f"  {FRAMEWORKS[framework].title} {'+'.join(rungs) or 'plain'}: {said}")
 
         for framework in dict.fromkeys(each for each, _, _ in cases.values()):
