@@ -31,8 +31,7 @@ from pathlib import Path
 
 from bench.analysis.bounds import LOOKS
 from bench.harness.folders import new_folder, replace_file
-from bench.harness.plan import EFFORT, FRAMEWORKS
-from bench.harness.run import SEED
+from bench.harness.plan import EFFORT, FRAMEWORKS, SEED
 from bench.record import load, results_file
 from bench.report import parsers
 from bench.validation import (

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from math import exp
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from bench.analysis import verdicts
@@ -27,11 +28,10 @@ from bench.analysis.sequential import DECIDED, Pair, judge
 from bench.harness import machine
 from bench.harness.folders import replace_file
 from bench.harness.matches import Match, parent_key, start_order
-from bench.harness.plan import EFFORT, FRAMEWORKS, Case, Prepared, Variant, Work, Workload
+from bench.harness.plan import EFFORT, FRAMEWORKS, SEED, Case, Prepared, Variant, Work, Workload
 from bench.harness.processes import Processes
 from bench.harness.progress import clock
 from bench.harness.rows import plain
-from bench.harness.run import SEED
 from shared import datasets
 
 CONTROLS = 4  # pairs of equal work in a match: a chain, in which the parents take turns
@@ -138,7 +138,8 @@ def new_measurement(sides: list[str], workloads: list[str], count: int) -> dict:
             workload = workloads[number // len(in_turn) % len(workloads)]
             side = in_turn[number % len(in_turn)]
             matches.append({"framework": side, "workload": workload, "blocks": []})
-    return {"environment": machine.describe(machine.usable_threads()), "matches": matches}
+    environment = msgspec.to_builtins(machine.describe(machine.usable_threads()))
+    return {"environment": environment, "matches": matches}
 
 
 def read(path: Path) -> dict:

@@ -31,10 +31,9 @@ from bench.analysis.fit import block_times, fit_of
 from bench.analysis.sequential import Pair, judge
 from bench.harness import machine
 from bench.harness.matches import Match, parent_key, start_order
-from bench.harness.plan import EFFORT, Case
+from bench.harness.plan import EFFORT, SEED, Case
 from bench.harness.processes import ROOT, Processes
 from bench.harness.progress import clock
-from bench.harness.run import SEED
 from bench.validation.controls import contenders
 from shared import cgroups, datasets
 
@@ -239,7 +238,7 @@ def disturbed(
                 number=seed,
             )
             played = match.play(EFFORT["default"].rounds)
-            others.append(match.conditions()["others"])
+            others.append(match.conditions().others)
             failed = [p for p in played.values() if p.status != "OK"]
             if failed or len(played) < len(cases):
                 why = failed[0].reason if failed else "there was no room for all"
