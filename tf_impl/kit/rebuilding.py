@@ -34,6 +34,11 @@ def rebuilt(layer, memory_format: str):
     config = layer.get_config()
     if not images:
         return type(layer).from_config(config)
+    if any(len(tensor.shape) == 5 for tensor in tensors_of(layer)):
+        raise NotImplementedError(
+            f"{type(layer).__name__} {layer.name!r} makes images of 5-D sequences or volumes, which"
+            f" stay as they are: build the model for {memory_format}"
+        )
     if "axis" in config:
         config["axis"] = _channel_axis(layer, config["axis"], memory_format)
     elif tuple(config.get("target_shape", ())[:2]) == (1, 1):

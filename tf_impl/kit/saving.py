@@ -34,7 +34,13 @@ def save(program, path) -> Path:
     that have a state.
     """
     concrete = program.get_concrete_function()
-    frozen = convert_variables_to_constants_v2(concrete)
+    try:
+        frozen = convert_variables_to_constants_v2(concrete)
+    except Exception as error:  # of CTC's loss, whose loop has two definitions
+        line = _one_line(error)
+        raise NotImplementedError(
+            f"TensorFlow makes no constants of its variables: {line}"
+        ) from error
     meta = meta_graph_pb2.MetaGraphDef(graph_def=frozen.graph.as_graph_def())
     if refused := _refused(meta.graph_def):
         raise NotImplementedError(f"the graph has {refused}, which a program may not have")
@@ -114,4 +120,5 @@ def _refused(graph) -> str | None:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    words = str(error).partition(" Previous definition: ")[0].split()  # of a function, in full
+    return " ".join(words)[:300] or type(error).__name__

@@ -31,10 +31,10 @@ def export_file(model: tf.keras.Model, example_inputs, path, *, sparse: bool = T
     """
     refuse_masks(model)
     program = tracing.trace(model, example_inputs).get_concrete_function()
-    frozen = convert_variables_to_constants_v2(program)
-    converter = tf.lite.TFLiteConverter.from_concrete_functions([frozen])
-    converter.optimizations = [tf.lite.Optimize.EXPERIMENTAL_SPARSITY] if sparse else []
     try:
+        frozen = convert_variables_to_constants_v2(program)
+        converter = tf.lite.TFLiteConverter.from_concrete_functions([frozen])
+        converter.optimizations = [tf.lite.Optimize.EXPERIMENTAL_SPARSITY] if sparse else []
         content = converter.convert()
     except Exception as error:
         reason = tracing.one_line(error)

@@ -193,4 +193,5 @@ def one_line(error: Exception) -> str:
     if lacking := dict.fromkeys(_LACKS.findall(str(error))):
         kind = " in float64" if "xf64>" in str(error) else ""
         return f"there is no operator for {', '.join(lacking)}{kind}"
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    words = str(error).partition(" Previous definition: ")[0].split()  # of a function, in full
+    return " ".join(words)[:300] or type(error).__name__
