@@ -24,20 +24,10 @@ import sys
 from collections import Counter
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from bench.analysis.accuracy import difference
-from bench.analysis.reading import (
-    DIFFERENT,
-    FRAMEWORKS,
-    framework_title,
-    load,
-    peak,
-    title_of,
-    work_of,
-)
-from bench.analysis.values import at, is_number
 from bench.analysis.verdicts import Ratio, compare_runs
+from bench.record import DIFFERENT, FRAMEWORKS, Case, Comparison, Record, load
 from bench.report import parsers
 from bench.report.blocks import Table, of_figures, of_words
 from bench.report.content import machine_words, run_line
@@ -53,29 +43,35 @@ WIDTH = 80  # of the terminal
 MEMORY_CHANGE = 0.10  # share by which a peak differs at least, to be shown
 MACHINE = (
     *("cpu", "isa", "isa_limits", "physical_cores", "threads"),
-    *("memory_bytes", "gpu", "governor", "os"),
+    *("gpu", "governor", "os"),
 )
 SETTINGS = ("allocator", "onednn", "compiler", "seeds")
 
-Record = dict[str, Any]
+Key = tuple[str, tuple[str, str], tuple[str, str]]  # kind; case and settings on both sides
 
 
 def conditions(old: Record, new: Record) -> dict[str, tuple[str, str]]:
     """What the runs do not have in common: name -> (old, new); empty if all is alike."""
-    stated = [_stated(record) for record in (old, new)]
-    names = dict.fromkeys(name for each in stated for name in each)
-    found = {name: tuple(each.get(name, MISSING) for each in stated) for name in names}
-    return {name: values for name, values in found.items() if values[0] != values[1]}
+    return {name: tuple(values) for name, values in _differing([old, new]).items()}
+
+
+def _differing(runs: list[Record]) -> dict[str, list[str]]:
+    """Machine, versions and settings that are not the same in all runs: name -> each run's."""
+    stated = [_stated(run) for run in runs]
+    names = dict.fromkeys(name for one in stated for name in one)
+    values = {name: [one.get(name, MISSING) for one in stated] for name in names}
+    return {name: each for name, each in values.items() if len(set(each)) > 1}
 
 
 def _stated(record: Record) -> dict[str, str]:
     """Machine, versions and settings of a run, in words."""
-    environment = record["environment"]
-    found = {name: compact(environment.get(name)) for name in (*MACHINE, *SETTINGS)}
-    for side, versions in (environment.get("packages") or {}).items():
+    environment = record.environment
+    stated = {name: compact(getattr(environment, name)) for name in (*MACHINE, *SETTINGS)}
+    stated["memory"] = f"{number(scaled(environment.memory_bytes, 2**-30))} GiB"
+    for side, versions in environment.packages.items():
         owner = f"{FRAMEWORKS[side]}: " if side in FRAMEWORKS else ""
-        found |= {f"{owner}{name}": compact(version) for name, version in versions.items()}
-    return found
+        stated |= {f"{owner}{name}": compact(of) for name, of in (versions or {}).items()}
+    return stated
 
 
 # Tables ------------------------------------------------------------------------------------------
@@ -87,19 +83,24 @@ def tables(old: Record, new: Record, *, every: bool = False) -> list[Table]:
     With `every` also what did not change, and each case that one run alone has. Raises ValueError
     where nothing was measured in both.
     """
-    cases = [{case["id"]: case for case in record["cases"]} for record in (old, new)]
+    cases = [{case.id: case for case in record.cases} for record in (old, new)]
     both = [(cases[0][name], cases[1][name]) for name in cases[0] if name in cases[1]]
     if not both:
         raise ValueError("the two runs have no case in common")
     same = [pair for pair in both if len(set(map(_settings, pair))) == 1]
-    found = [
-        _conditions(conditions(old, new)),
+    every_table = [
+        _conditions("Not the same in both runs", ["old", "new"], [old, new]),
         _statuses(*cases, every),
         _ratios(_common(old, new), cases[1], every),
-        _accuracies(same, new["tasks"], every),
+        _accuracies(same, new, every),
         _memory(same),
     ]
-    return [table for table in found if table.rows]
+    return [table for table in every_table if table.rows]
+
+
+def _conditions(title: str, names: list[str], runs: list[Record]) -> Table:
+    rows = [[name, *values] for name, values in _differing(runs).items()]
+    return Table(title, of_words("what", *names), rows)
 
 
 # Many runs ---------------------------------------------------------------------------------------
@@ -111,112 +112,103 @@ def many(runs: list[Record], *, every: bool = False) -> list[Table]:
     ValueError where no ratio stands in two of them.
     """
     names = letters(len(runs))
-    stated = [_stated(run) for run in runs]
-    rows = [
-        [name, *values]
-        for name in dict.fromkeys(name for each in stated for name in each)
-        if len(set(values := [each.get(name, MISSING) for each in stated])) > 1
-    ]
-    columns = of_words("what", *names)
-    return [Table("Not the same in all runs", columns, rows), _all_ratios(runs, names, every)]
+    differing = _conditions("Not the same in all runs", names, runs)
+    return [differing, _all_ratios(runs, names, every)]
 
 
 def _all_ratios(runs: list[Record], names: list[str], every: bool) -> Table:
     """A line a ratio, a column a run; beside a ratio that changed against the first its verdict."""
-    found = [_ratios_of(run) for run in runs]
-    cases = {case["id"]: case for run in runs for case in run["cases"]}
-    keys = dict.fromkeys(key for each in found for key in each)
-    several = [key for key in keys if sum(key in each for each in found) > 1]
+    ratios = [_ratios_of(run) for run in runs]
+    cases = {case.id: case for run in runs for case in run.cases}
+    keys = dict.fromkeys(key for of_run in ratios for key in of_run)
+    several = [key for key in keys if sum(key in of_run for of_run in ratios) > 1]
     if not several:
         raise ValueError("the runs have no ratio in common")
     rows = []
     for key in several:
-        lines = [each.get(key) for each in found]
-        first = next(line for line in lines if line)
-        cells, changed = [], False
-        for line in lines:
-            verdict = None if line in (None, first) else _moved(first, line)
-            changed |= verdict in CHANGED
-            cells.append(_cell(line, verdict))
-        if changed or every:
-            rows.append([_pair(first, cases), *cells])
+        comparisons = [of_run.get(key) for of_run in ratios]
+        first = next(filter(None, comparisons))
+        verdicts = [None if c in (None, first) else _moved(first, c) for c in comparisons]
+        if every or any(verdict in CHANGED for verdict in verdicts):
+            rows.append([_pair(first, cases), *map(_cell, comparisons, verdicts)])
     columns = [*of_words("ratio of"), *of_figures(*names)]
     title = f"Ratios of step time: {len(several)} in two runs or more"
     return Table(title, columns, rows or [["none changed", *[""] * len(names)]])
 
 
-def _ratios_of(run: Record) -> dict[tuple, dict]:
+def _ratios_of(run: Record) -> dict[Key, Comparison]:
     """By what is divided by what, with the settings of both: with others it is another program."""
-    settings = {case["id"]: _settings(case) for case in run["cases"]}
+    settings = {case.id: _settings(case) for case in run.cases}
     return {
-        (c["kind"], *((c[side], settings[c[side]]) for side in ("numerator", "denominator"))): c
-        for c in run["comparisons"]
-        if c["kind"] != "control" and {c["numerator"], c["denominator"]} <= settings.keys()
+        (c.kind, *((side, settings[side]) for side in (c.numerator, c.denominator))): c
+        for c in run.comparisons
+        if c.kind != "control" and {c.numerator, c.denominator} <= settings.keys()
     }
 
 
-def _settings(case: dict | None) -> str:
-    return compact(at(case, "settings"))
+def _settings(case: Case | None) -> str:
+    return compact(case and case.settings)
 
 
-def _moved(first: dict, line: dict) -> str | None:
+def _moved(first: Comparison, other: Comparison) -> str | None:
     """Whether a ratio changed against another run's; nothing where either has no interval."""
-    if not all(map(_has_noise, (first, line))):
+    if not _has_noise(first) or not _has_noise(other):
         return None
-    change = _change(first, line)
+    change = _change(first, other)
     return change.verdict if change else DIFFERENT
 
 
-def _has_noise(comparison: dict | None) -> bool:
+def _has_noise(comparison: Comparison) -> bool:
     """Whether a ratio has what its change is judged by."""
-    return all(is_number(at(comparison, name)) for name in ("ratio", "sd", "n"))
+    return None not in (comparison.ratio, comparison.sd, comparison.n)
 
 
-def _cell(line: dict | None, verdict: str | None) -> str:
-    if line is None:
+def _cell(comparison: Comparison | None, verdict: str | None) -> str:
+    if comparison is None:
         return MISSING
-    if line.get("verdict") == DIFFERENT or not is_number(line.get("ratio")):
+    if comparison.verdict == DIFFERENT or comparison.ratio is None:
         return DIFFERENT
-    figure = ratio(line["ratio"], line.get("ci"))
+    figure = ratio(comparison.ratio, comparison.ci)
     return f"{figure}\n{verdict}" if verdict in CHANGED else figure
 
 
-def _conditions(differing: dict[str, tuple[str, str]]) -> Table:
-    columns = of_words("what", "old", "new")
-    rows = [[name, *values] for name, values in differing.items()]
-    return Table("Not the same in both runs", columns, rows)
+# Two runs ----------------------------------------------------------------------------------------
 
 
-def _statuses(old: dict[str, dict], new: dict[str, dict], every: bool) -> Table:
+def _statuses(old: dict[str, Case], new: dict[str, Case], every: bool) -> Table:
     """Cases that ended otherwise, or were measured in one run alone (counted, or with `every`)."""
     columns = of_words("case", "old", "new")
     rows, alone = [], Counter()
     for name in dict.fromkeys([*old, *new]):
-        ended = tuple(at(cases.get(name), "status") or NOT_MEASURED for cases in (old, new))
+        pair = [cases.get(name) for cases in (old, new)]
+        ended = tuple(case.status if case else NOT_MEASURED for case in pair)
+        settings = list(map(_settings, pair))
         if NOT_MEASURED in ended and not every:
             alone[ended] += 1
         elif ended[0] != ended[1]:
             rows.append([name, *ended])
-        elif len(set(its := [_settings(cases.get(name)) for cases in (old, new)])) > 1:
-            rows.append([name, *map(", ".join, zip(ended, its, strict=True))])
+        elif settings[0] != settings[1]:
+            rows.append([name, *map(", ".join, zip(ended, settings, strict=True))])
     rows += [[f"{count} cases", *ended] for ended, count in alone.items()]
     return Table("Cases that ended otherwise", columns, rows)
 
 
-def _common(old: Record, new: Record) -> list[tuple[dict, dict]]:
+def _common(old: Record, new: Record) -> list[tuple[Comparison, Comparison]]:
     """The comparisons that both runs made of their cases, but for the controls.
 
     ValueError where none of them has a deviation in both; those that lack one are left out.
     """
-    ours, theirs = _ratios_of(old), _ratios_of(new)
-    both = [(ours[key], theirs[key]) for key in ours if key in theirs]
+    before, after = _ratios_of(old), _ratios_of(new)
+    both = [(before[key], after[key]) for key in before if key in after]
     judged = [pair for pair in both if all(map(_has_noise, pair))]
     if both and not judged:
         raise ValueError("a run of one block has no noise to compare with")
     return judged
 
 
-def _ratios(common: list[tuple[dict, dict]], cases: dict[str, dict], every: bool) -> Table:
+def _ratios(
+    common: list[tuple[Comparison, Comparison]], cases: dict[str, Case], every: bool
+) -> Table:
     """Ratios of step time in both runs, and by how much they changed."""
     heads = of_figures("old", "new", "new ÷ old\n(95% interval)")
     columns = [*of_words("ratio of"), *heads, *of_words("the first is")]
@@ -226,62 +218,65 @@ def _ratios(common: list[tuple[dict, dict]], cases: dict[str, dict], every: bool
         verdict = change.verdict if change else DIFFERENT
         counts[verdict] += 1
         if every or verdict in CHANGED:
-            shown = [number(each["ratio"], places=3) for each in (old, new)] if change else ["", ""]
-            moved = f"{change.ratio:.3f} ({interval(change.ci, like=1.0)})" if change else MISSING
-            rows.append([_pair(new, cases), *shown, moved, verdict])
+            shown = [number(c.ratio, places=3) for c in (old, new)] if change else ["", ""]
+            rows.append([_pair(new, cases), *shown, _in_brackets(change), verdict])
     summary = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
     return Table(f"Ratios of step time: {summary}", columns, rows or [["none changed", *[""] * 4]])
 
 
-def _change(old: dict, new: dict) -> Ratio | None:
+def _in_brackets(change: Ratio | None) -> str:
+    return f"{change.ratio:.3f} ({interval(change.ci, like=1.0)})" if change else MISSING
+
+
+def _change(old: Comparison, new: Comparison) -> Ratio | None:
     """How a comparison's ratio changed; None where a run held the two for different work."""
-    if DIFFERENT in (old.get("verdict"), new.get("verdict")):
+    if DIFFERENT in (old.verdict, new.verdict):
         return None
     return compare_runs(*map(_judged, (new, old)))
 
 
-def _judged(found: dict) -> Ratio:
-    freedom = found.get("freedom")  # where a run that ends early shares variances
-    return Ratio(found["ratio"], None, found["sd"], found["n"], None, freedom=freedom)
+def _judged(comparison: Comparison) -> Ratio:
+    freedom = comparison.freedom  # where a run that ends early shares variances
+    return Ratio(comparison.ratio, None, comparison.sd, comparison.n, None, freedom=freedom)
 
 
-def _pair(comparison: dict, cases: dict[str, dict]) -> str:
+def _pair(comparison: Comparison, cases: dict[str, Case]) -> str:
     """technique, task, batch: what is divided by what."""
-    first, second = (cases[comparison[side]] for side in ("numerator", "denominator"))
-    where = f"{comparison['technique']}, {work_of(comparison)} {comparison['batch_size']}"
-    if comparison["kind"] == "framework" and first["variant"] == second["variant"]:
-        what = f"{first['variant']}, {framework_title(first)} ÷ {framework_title(second)}"
+    first, second = cases[comparison.numerator], cases[comparison.denominator]
+    where = f"{comparison.technique}, {comparison.task_title} {comparison.batch_size}"
+    if comparison.kind == "framework" and first.variant == second.variant:
+        what = f"{first.variant}, {first.framework_title} ÷ {second.framework_title}"
     else:
-        same_side = framework_title(first) == framework_title(second)
-        what = f"{title_of(first)} ÷ {second['variant'] if same_side else title_of(second)}"
+        same_side = first.framework_title == second.framework_title
+        what = f"{first.full_title} ÷ {second.variant if same_side else second.full_title}"
     return f"{where}: {what}"
 
 
-def _accuracies(both: list[tuple[dict, dict]], tasks: dict, every: bool) -> Table:
+def _accuracies(both: list[tuple[Case, Case]], new_run: Record, every: bool) -> Table:
     """Accuracies, paired by the seeds that both runs trained: one may have ended at a look."""
     heads = of_figures("old", "new", "difference\n(± half the 95% interval)")
     columns = [*of_words("case"), *heads, *of_words("")]
     rows = []
     for old, new in both:
-        found = difference(new, old, tasks)
-        if found and (every or found["verdict"] in CHANGED):
-            seeds = [each["accuracy"]["per_seed"] for each in (old, new)]
+        change = difference(new, old, new_run.tasks)
+        if change and (every or change.verdict in CHANGED):
+            seeds = [case.accuracy.per_seed for case in (old, new)]
             count = min(map(len, seeds))
-            apart = plus_minus(found["mean"], found["ci"], signed=True)
-            means = [number(fmean(own[:count]), places=2) for own in seeds]
-            rows.append([new["id"], *means, apart, found["verdict"] or MISSING])
+            means = [number(fmean(values[:count]), places=2) for values in seeds]
+            moved = plus_minus(change.mean, change.ci, signed=True)
+            rows.append([new.id, *means, moved, change.verdict or MISSING])
     return Table("Accuracy, paired by seed", columns, rows)
 
 
-def _memory(both: list[tuple[dict, dict]]) -> Table:
+def _memory(both: list[tuple[Case, Case]]) -> Table:
     """Peaks that changed by more than `MEMORY_CHANGE`; one value a run."""
     columns = [*of_words("case"), *of_figures("old [MB]", "new [MB]", "new ÷ old")]
     rows = []
     for pair in both:
-        old, new = (peak(case.get("memory")) for case in pair)
-        if is_number(old) and is_number(new) and old > 0 and abs(new / old - 1) > MEMORY_CHANGE:
+        old, new = (case.peak_bytes for case in pair)
+        if old and old > 0 and new is not None and abs(new / old - 1) > MEMORY_CHANGE:
             sizes = [number(scaled(size, 1e-6)) for size in (old, new)]
-            rows.append([pair[1]["id"], *sizes, number(new / old, places=2)])
+            rows.append([pair[1].id, *sizes, number(new / old, places=2)])
     title = (
         f"Peak memory that changed by more than {MEMORY_CHANGE:.0%} (one value a run, no verdict)"
     )
@@ -293,24 +288,24 @@ def slower(old: Record, new: Record, share: float) -> list[str]:
 
     ValueError where the runs have no ratio in common: nothing can be said of any.
     """
-    cases = {case["id"]: case for case in new["cases"]}
-    found, common = [], _common(old, new)
+    cases = {case.id: case for case in new.cases}
+    failures, common = [], _common(old, new)
     if not common:
         raise ValueError("the runs have no ratio of step time in common: none can be held to it")
-    were = {(case["id"], _settings(case)): case["status"] for case in old["cases"]}
-    for name, case in cases.items():
-        if were.get((name, _settings(case))) == "OK" != case["status"]:
-            found.append(f"no longer measured: {name}: {case['status']}: {at(case, 'reason')}")
-    ours, theirs = _ratios_of(old), _ratios_of(new)
-    for key in ours.keys() & theirs.keys():
-        if ours[key]["verdict"] != DIFFERENT == theirs[key]["verdict"]:
-            found.append(f"no longer the same work: {_pair(theirs[key], cases)}")
-    for before, after in common:
-        change = _change(before, after)
+    before = {(case.id, _settings(case)): case.status for case in old.cases}
+    for case in new.cases:
+        if before.get((case.id, _settings(case))) == "OK" != case.status:
+            failures.append(f"no longer measured: {case.id}: {case.status}: {case.reason}")
+    old_ratios, new_ratios = _ratios_of(old), _ratios_of(new)
+    for key in old_ratios.keys() & new_ratios.keys():
+        if old_ratios[key].verdict != DIFFERENT == new_ratios[key].verdict:
+            failures.append(f"no longer the same work: {_pair(new_ratios[key], cases)}")
+    for old_pair, new_pair in common:
+        change = _change(old_pair, new_pair)
         if change and change.ci[0] > 1 + share:
-            moved = f"{change.ratio:.3f} ({interval(change.ci, like=1.0)})"
-            found.append(f"slower by more than {share:.1%}: {_pair(after, cases)}: {moved}")
-    return found
+            pair = f"{_pair(new_pair, cases)}: {_in_brackets(change)}"
+            failures.append(f"slower by more than {share:.1%}: {pair}")
+    return failures
 
 
 # What is printed ---------------------------------------------------------------------------------
@@ -318,20 +313,20 @@ def slower(old: Record, new: Record, share: float) -> list[str]:
 
 def sentences(old: Record, new: Record) -> list[str]:
     """What a reader must know before the tables."""
-    found = [f"old: {run_line(old)}", f"new: {run_line(new)}"]
+    lines = [f"old: {run_line(old)}", f"new: {run_line(new)}"]
     if differing := conditions(old, new):
-        found.append(
+        lines.append(
             "NOT THE SAME CONDITIONS: whatever changed below may come from what differs "
             f"({', '.join(differing)})."
         )
-    return found + _unfinished({"old": old, "new": new})
+    return lines + _unfinished({"old": old, "new": new})
 
 
 def _unfinished(runs: dict[str, Record]) -> list[str]:
     return [
         f"NOT FINISHED: the {name} run was cut short."
         for name, record in runs.items()
-        if not record["finished"]
+        if not record.finished
     ]
 
 
@@ -343,9 +338,7 @@ def render(old: Record, new: Record, *, every: bool, markdown: bool) -> str:
 def render_many(runs: list[Record], *, every: bool, markdown: bool) -> str:
     """The comparison of any number of runs."""
     named = dict(zip(letters(len(runs)), runs, strict=True))
-    said = [
-        f"{name}: {machine_words(r['environment'])}; {run_line(r)}" for name, r in named.items()
-    ]
+    said = [f"{name}: {machine_words(r.environment)}; {run_line(r)}" for name, r in named.items()]
     return _rendered(said + _unfinished(named), many(runs, every=every), markdown)
 
 
@@ -389,7 +382,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _limit(text: str) -> float:
     """The share of "slower:5%"."""
-    found = re.fullmatch(r"slower:(\d+(?:\.\d+)?)%", text)
-    if not found:
+    match = re.fullmatch(r"slower:(\d+(?:\.\d+)?)%", text)
+    if not match:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form slower:5%")
-    return float(found[1]) / 100
+    return float(match[1]) / 100

@@ -16,12 +16,12 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from bench.analysis.decisions import FAMILIES
-from bench.analysis.reading import load, view
-from bench.analysis.reading import tasks as works_of
+from bench.analysis.families import FAMILIES
+from bench.analysis.reading import task_of, tasks, view
 from bench.harness.plan import FRAMEWORKS, Technique, Variant, Workload
 from bench.harness.processes import ROOT
 from bench.harness.schedule import techniques
+from bench.record import Record, TaskFacts, load
 from bench.report import charts, svg
 from bench.report.blocks import tables
 from bench.report.content import measured
@@ -77,15 +77,14 @@ class Function:
 
 def pages() -> dict[str, str]:
     """The text of every file by its name: the index README.md, a page and a chart a technique."""
-    found = {name: _values(technique) for name, technique in techniques().items()}
-    families = {
-        family: {n: page for n, page in found.items() if page["technique"].family == family}
-        for family in dict.fromkeys((*FAMILIES, *(p["technique"].family for p in found.values())))
-    }
+    values_of = {name: _values(technique) for name, technique in techniques().items()}
+    families: dict[str, dict] = {family: {} for family in FAMILIES}
+    for name, values in values_of.items():
+        families.setdefault(values["technique"].family, {})[name] = values
     index = _environment().get_template("index.md.j2")
     template = _environment().get_template("technique.md.j2")
     made = {"README.md": index.render(families=families, tasks=_tasks())}
-    for name, values in found.items():
+    for name, values in values_of.items():
         path = f"{values['technique'].family}/{name}"
         made[f"{path}.md"] = template.render(name=name, **values)
         if values["results"] and values["results"]["chart"]:
@@ -96,7 +95,7 @@ def pages() -> dict[str, str]:
 @cache
 def _environment() -> Environment:
     """Docstrings are written to be read as Markdown; what else comes from the code is escaped."""
-    found = Environment(
+    made = Environment(
         loader=PackageLoader("bench.docs", "."),
         autoescape=False,
         keep_trailing_newline=True,
@@ -104,9 +103,9 @@ def _environment() -> Environment:
         trim_blocks=True,
         undefined=StrictUndefined,
     )
-    found.filters["literal"] = escape
-    found.filters["table"] = markdown_table
-    return found
+    made.filters["literal"] = escape
+    made.filters["table"] = markdown_table
+    return made
 
 
 def _values(technique: Technique) -> dict:
@@ -127,7 +126,7 @@ def _values(technique: Technique) -> dict:
 
 
 @cache
-def _published() -> dict[str, dict]:
+def _published() -> dict[str, Record]:
     """The records of docs/ and its folders, by the report beside each."""
     docs = ROOT / "docs"
     records = [docs / "results.json", *sorted(docs.glob("*/results.json"))]
@@ -139,7 +138,7 @@ def _published() -> dict[str, dict]:
 def _results(technique: str) -> dict | None:
     """What the run with most rows of a technique measured of it; None where no run has one."""
     rows = {
-        report: sum(case["technique"] == technique for case in run["cases"])
+        report: sum(case.technique == technique for case in run.cases)
         for report, run in _published().items()
     }
     report = max(rows, key=rows.get)
@@ -149,15 +148,15 @@ def _results(technique: str) -> dict | None:
     return {"measured": measured([run]), "report": report, **_parts(run, technique)}
 
 
-def _parts(run: dict, name: str) -> dict:
+def _parts(run: Record, name: str) -> dict:
     """The first chart of a technique's ratios, and for each of its tasks the tables."""
-    views = {work: view(run, name, work) for work in works_of(run, name)}
-    drawn = [chart for found in views.values() if (chart := charts.forest(found))]
-    tasks = []
-    for work, found in views.items():
-        about = run["tasks"].get(found.cases and next(iter(found.cases.values()))["task"]) or {}
-        tasks.append((work, [t for t in tables(found, about) if t.name in SHOWN]))
-    return {"chart": drawn[0] if drawn else None, "tasks": tasks}
+    views = {title: view(run, name, title) for title in tasks(run, name)}
+    drawn = [chart for each in views.values() if (chart := charts.forest(each))]
+    shown = []
+    for title, each in views.items():
+        facts = run.tasks.get(task_of(title)) or TaskFacts()
+        shown.append((title, [table for table in tables(each, facts) if table.name in SHOWN]))
+    return {"chart": drawn[0] if drawn else None, "tasks": shown}
 
 
 def _tasks() -> list[dict]:
@@ -195,9 +194,9 @@ def _side(framework: str, technique: Technique) -> Side:
     source = (ROOT / path).read_text("utf-8")
     docstring = ast.get_docstring(ast.parse(source)) or ""
     summary, *sections = re.split(rf"^({'|'.join(SECTIONS)}):\s+", docstring, flags=re.MULTILINE)
-    found = dict(zip(sections[::2], (text.strip() for text in sections[1::2]), strict=True))
+    texts = dict(zip(sections[::2], (text.strip() for text in sections[1::2]), strict=True))
     summary, usage = _head(summary)
-    return Side(described.title, path, source, summary, usage, _method(source), found, needed(path))
+    return Side(described.title, path, source, summary, usage, _method(source), texts, needed(path))
 
 
 def _head(text: str) -> tuple[str, str]:
@@ -226,12 +225,12 @@ def _decorators(node: ast.AST) -> list[ast.expr]:
 
 def needed(path: str) -> list[str]:
     """The files that a file imports, but in its `main`, and those that these import."""
-    found, new = {path}, [path]
+    every, new = {path}, [path]
     while new:
-        files = sorted(_imported(new.pop()) - found)
-        found.update(files)
+        files = sorted(_imported(new.pop()) - every)
+        every.update(files)
         new += files
-    return sorted(found - {path})
+    return sorted(every - {path})
 
 
 @cache
@@ -242,8 +241,8 @@ def _imported(path: str) -> frozenset[str]:
     nodes = [node for part in parts for node in ast.walk(part)]
     froms = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
     names = [name for node in froms for name in _modules(node)]
-    own = {f"{name.replace('.', '/')}.py" for name in names}
-    return frozenset(file for file in own if (ROOT / file).is_file())
+    files = (f"{name.replace('.', '/')}.py" for name in names)
+    return frozenset(file for file in files if (ROOT / file).is_file())
 
 
 def _modules(node: ast.ImportFrom) -> list[str]:
@@ -279,21 +278,21 @@ def _sentence(text: str) -> str:
 def _functions(sides: list[Side]) -> list[Function]:
     """The public functions but `main`, in the order of the first file; then the second's own."""
     public = [_public(side.source) for side in sides]
-    found = []
+    functions = []
     for name in dict.fromkeys([*public[0], *public[1]]):
-        having = [side for side, own in zip(sides, public, strict=True) if name in own]
-        nodes = [own[name] for own in public if name in own]
+        having = [side for side, named in zip(sides, public, strict=True) if name in named]
+        nodes = [named[name] for named in public if name in named]
         first, rest = zip(*map(_paragraphs, nodes), strict=True)
         settings = [_settings(node.args) for node in nodes]
         shared = set.intersection(*map(set, settings))
         alone = [
-            (side.title, ", ".join(text for key, text in own.items() if key not in shared))
-            for side, own in zip(having, settings, strict=True)
+            (side.title, ", ".join(text for key, text in given.items() if key not in shared))
+            for side, given in zip(having, settings, strict=True)
         ]
         call = f"{name}({_parameters(nodes[0].args, shared)})"
         alone = [(title, text) for title, text in alone if text]
-        found.append(Function(call, _said(having, first), _said(having, rest), alone))
-    return found
+        functions.append(Function(call, _said(having, first), _said(having, rest), alone))
+    return functions
 
 
 def _said(having: list[Side], texts: tuple[str, ...]) -> list[tuple[str | None, str]]:

@@ -10,17 +10,19 @@ page from that record.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from bench.analysis.reading import FRAMEWORKS, load
+import msgspec
+from msgspec import Struct
+
 from bench.harness import machine
 from bench.harness.folders import replace_file
 from bench.harness.processes import ROOT
+from bench.record import FRAMEWORKS, Record, load
 from bench.report import parsers
 from bench.report.blocks import Table, of_words
 from bench.report.figures import MISSING, number, ratio
@@ -34,7 +36,71 @@ LEVELS = {AS_IT_IS: {}, AVX2: dict(zip(machine.ISA_LIMITS, ("AVX2", "avx2", "AVX
 MOST = 6  # operators of a framework that the page names
 
 
-def measure(limits: dict[str, str]) -> dict:
+class Step(Struct, frozen=True):
+    """The plain step of a framework at a batch size."""
+
+    framework: str
+    batch_size: int
+    median_s: float
+    ci_s: tuple[float, float] | None
+
+
+class Twins(Struct, frozen=True):
+    """The ratio of both frameworks' steps."""
+
+    batch_size: int
+    ratio: float
+    ci: tuple[float, float] | None
+    verdict: str | None
+
+
+class Operator(Struct, frozen=True):
+    """An operator's calls and seconds a step."""
+
+    name: str
+    calls: float
+    seconds: float
+
+
+class Profile(Struct, frozen=True):
+    """The operators of a framework's step, the most expensive first."""
+
+    framework: str
+    batch_size: int
+    operators: list[Operator]
+
+
+class Level(Struct, frozen=True):
+    """What the page shows of the run under some limits."""
+
+    machine: str
+    limits: dict[str, str]
+    packages: dict[str, str]
+    steps: list[Step]
+    twins: list[Twins]
+    operators: list[Profile]
+
+    def step_s(self, framework: str, batch_size: int) -> float:
+        """Seconds of a framework's plain step."""
+        return _only(self.steps, framework, batch_size).median_s
+
+    def operators_of(self, framework: str, batch_size: int) -> dict[str, Operator]:
+        """By their names."""
+        profile = _only(self.operators, framework, batch_size)
+        return {operator.name: operator for operator in profile.operators}
+
+
+Levels = dict[str, Level]
+
+
+def _only(entries: list, framework: str, batch_size: int):
+    """The entry of a framework and a batch size."""
+    place = (framework, batch_size)
+    (only,) = (entry for entry in entries if (entry.framework, entry.batch_size) == place)
+    return only
+
+
+def measure(limits: dict[str, str]) -> Level:
     """The plain step of both frameworks under these limits, and where its time goes."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "bench/"]
@@ -44,39 +110,36 @@ def measure(limits: dict[str, str]) -> dict:
         return condensed(load(Path(folder) / "latest"))
 
 
-def condensed(record: dict) -> dict:
+def condensed(record: Record) -> Level:
     """What the page shows of a record."""
-    environment = record["environment"]
-    plain = [
-        case
-        for case in record["cases"]
-        if (case["technique"], case["variant"]) == ("baseline", "baseline")
-    ]
-    between = [c for c in record["comparisons"] if c["kind"] == "framework"]
-    seen = [case for case in record["cases"] if case["technique"] == "bottleneck"]
-    return {
-        "machine": f"{environment['cpu']}, {', '.join(environment['isa'])}",
-        "limits": environment["isa_limits"],
-        "packages": {
-            side: environment["packages"][side][package]
+    environment = record.environment
+    return Level(
+        machine=f"{environment.cpu}, {', '.join(environment.isa)}",
+        limits=environment.isa_limits,
+        packages={
+            side: environment.packages[side][package]
             for side, package in (("pt", "torch"), ("tf", "tensorflow"))
         },
-        "steps": [
-            {"framework": case["framework"], "batch_size": case["batch_size"]}
-            | {name: case["timing"][name] for name in ("median_s", "ci_s")}
-            for case in plain
+        steps=[
+            Step(case.framework, case.batch_size, case.timing.median_s, case.timing.ci_s)
+            for case in record.cases
+            if (case.technique, case.variant) == ("baseline", "baseline")
         ],
-        "twins": [
-            {name: found[name] for name in ("batch_size", "ratio", "ci", "verdict")}
-            for found in between
-            if found["variant"] == "baseline"
+        twins=[
+            Twins(twins.batch_size, twins.ratio, twins.ci, twins.verdict)
+            for twins in record.comparisons
+            if (twins.kind, twins.variant) == ("framework", "baseline")
         ],
-        "operators": [
-            {name: case[name] for name in ("framework", "batch_size")}
-            | {"operators": case["evidence"]["operators"]}
-            for case in seen
+        operators=[
+            Profile(
+                case.framework,
+                case.batch_size,
+                msgspec.convert(case.evidence["operators"], list[Operator]),
+            )
+            for case in record.cases
+            if case.technique == "bottleneck"
         ],
-    }
+    )
 
 
 # The page -----------------------------------------------------------------------------------------
@@ -96,90 +159,73 @@ Made by `python -m bench.docs.instructions`.
 """
 
 
-def page(record: dict) -> str:
-    """The page, from the record alone."""
-    first = record[AS_IT_IS]
-    limits = " ".join(f"{name}={value}" for name, value in record[AVX2]["limits"].items())
-    said = "\n".join(f"- {line}" for line in _said(record))
-    about = {"machine": first["machine"], "limits": f"export {limits}", "said": said}
-    head = _HEAD.format(task=TASK, **first["packages"], **about)
-    parts = [head, markdown_table(_steps(record)).strip()]
-    for batch in sorted({one["batch_size"] for one in first["operators"]}, reverse=True):
+def page(levels: Levels) -> str:
+    """The page, from what was measured alone."""
+    first = levels[AS_IT_IS]
+    limits = " ".join(f"{name}={value}" for name, value in levels[AVX2].limits.items())
+    said = "\n".join(f"- {line}" for line in _said(levels))
+    about = {"machine": first.machine, "limits": f"export {limits}", "said": said}
+    head = _HEAD.format(task=TASK, **first.packages, **about)
+    parts = [head, markdown_table(_steps(levels)).strip()]
+    for batch in sorted({profile.batch_size for profile in first.operators}, reverse=True):
         parts += ["", f"## Its operators at batch {batch}", ""]
-        parts += [markdown_table(_operators(record, batch)).strip()]
+        parts += [markdown_table(_operators(levels, batch)).strip()]
     return "\n".join(parts) + "\n"
 
 
-def _said(record: dict) -> list[str]:
+def _largest_first(twins: list[Twins]) -> list[Twins]:
+    return sorted(twins, key=lambda each: -each.batch_size)
+
+
+def _said(levels: Levels) -> list[str]:
     """What the limit does to each framework's step, and to the choice between them."""
     lines = []
-    for twin in sorted(record[AVX2]["twins"], key=lambda one: -one["batch_size"]):
-        size = twin["batch_size"]
+    for limited in _largest_first(levels[AVX2].twins):
+        size = limited.batch_size
         longer = {
-            name: number(_step(record[AVX2], side, size) / _step(record[AS_IT_IS], side, size))
+            name: number(levels[AVX2].step_s(side, size) / levels[AS_IT_IS].step_s(side, size))
             for side, name in FRAMEWORKS.items()
         }
-        (before,) = (t for t in record[AS_IT_IS]["twins"] if t["batch_size"] == size)
+        (before,) = (twins for twins in levels[AS_IT_IS].twins if twins.batch_size == size)
         taken = " and ".join(f"{name}'s {times} times" for name, times in longer.items())
-        same = before["verdict"] == twin["verdict"]
+        same = before.verdict == limited.verdict
         lines.append(
             f"Batch {size}: {taken} as long with the limit; PyTorch ÷ TensorFlow goes from "
-            f"{ratio(before['ratio'], before['ci'])} to {ratio(twin['ratio'], twin['ci'])}, and "
+            f"{ratio(before.ratio, before.ci)} to {ratio(limited.ratio, limited.ci)}, and "
             + ("the choice stays." if same else "the choice does not stay.")
         )
     return lines
 
 
-def _step(found: dict, side: str, size: int) -> float:
-    """Seconds of a framework's plain step."""
-    (own,) = (
-        one["median_s"]
-        for one in found["steps"]
-        if (one["framework"], one["batch_size"]) == (side, size)
-    )
-    return own
-
-
-def _steps(record: dict) -> Table:
+def _steps(levels: Levels) -> Table:
     """Times of both frameworks at both levels, and the ratio of the frameworks."""
     titles = ["", "batch", *(f"{name} [ms]" for name in FRAMEWORKS.values())]
     titles += ["PyTorch ÷ TensorFlow", "verdict on PyTorch"]
     rows = []
-    for level, found in record.items():
-        for twin in sorted(found["twins"], key=lambda one: -one["batch_size"]):
-            size = twin["batch_size"]
-            shown = [number(1e3 * _step(found, side, size)) for side in FRAMEWORKS]
-            pair = ratio(twin["ratio"], twin["ci"])
-            rows.append([level, str(size), *shown, pair, twin["verdict"] or MISSING])
+    for name, level in levels.items():
+        for twins in _largest_first(level.twins):
+            size = twins.batch_size
+            shown = [number(1e3 * level.step_s(side, size)) for side in FRAMEWORKS]
+            pair = ratio(twins.ratio, twins.ci)
+            rows.append([name, str(size), *shown, pair, twins.verdict or MISSING])
     return Table("", of_words(*titles), rows)
 
 
-def _operators(record: dict, batch: int) -> Table:
+def _operators(levels: Levels, batch: int) -> Table:
     """What each framework's most expensive operators take at both levels."""
-    titles = ["framework", "operator", "calls", *(f"{level} [ms]" for level in record)]
+    titles = ["framework", "operator", "calls", *(f"{level} [ms]" for level in levels)]
     titles.append("limited ÷ as it is")
     rows = []
-    for side, name in FRAMEWORKS.items():
-        levels = [_seconds(found, side, batch) for found in record.values()]
-        named = dict.fromkeys([*levels[0]][:MOST] + [*levels[1]][:MOST])
-        for operator in named:
-            pair = [level.get(operator) for level in levels]
-            calls = next(one["calls"] for one in pair if one)
-            times = [one and one["seconds"] for one in pair]
+    for side, title in FRAMEWORKS.items():
+        profiles = [level.operators_of(side, batch) for level in levels.values()]
+        for name in dict.fromkeys([*profiles[0]][:MOST] + [*profiles[1]][:MOST]):
+            pair = [profile.get(name) for profile in profiles]
+            calls = next(filter(None, pair)).calls
+            times = [operator and operator.seconds for operator in pair]
             share = number(times[1] / times[0], places=2) if all(times) else MISSING
-            shown = [number(1e3 * each) if each else MISSING for each in times]
-            rows.append([name, operator, number(calls), *shown, share])
+            shown = [number(1e3 * seconds) if seconds else MISSING for seconds in times]
+            rows.append([title, name, number(calls), *shown, share])
     return Table("", of_words(*titles), rows)
-
-
-def _seconds(found: dict, side: str, batch: int) -> dict[str, dict]:
-    """Operator -> its calls and seconds a step, the most expensive first."""
-    (own,) = (
-        one["operators"]
-        for one in found["operators"]
-        if (one["framework"], one["batch_size"]) == (side, batch)
-    )
-    return {one["name"]: one for one in own}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -188,9 +234,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--page", action="store_true", help="only make the page anew")
     given = parser.parse_args(arguments)
     if not given.page:
-        record = {level: measure(limits) for level, limits in LEVELS.items()}
-        replace_file(RECORD, json.dumps(record, indent=1) + "\n")
-    replace_file(PAGE, page(json.loads(RECORD.read_text("utf-8"))))
+        levels = {level: measure(limits) for level, limits in LEVELS.items()}
+        text = msgspec.json.format(msgspec.json.encode(levels), indent=1)
+        replace_file(RECORD, text.decode() + "\n")
+    replace_file(PAGE, page(msgspec.json.decode(RECORD.read_bytes(), type=Levels)))
     return 0
 
 

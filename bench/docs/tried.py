@@ -13,21 +13,24 @@ transformers and keras-hub: `pip install 'twinbench[models]'`.
 from __future__ import annotations
 
 import ast
-import json
 import subprocess
 import sys
 import tempfile
 from collections import Counter
 from math import prod
 from pathlib import Path
+from typing import Any
 
-from bench.analysis.decisions import NAMES, TRAIN
-from bench.analysis.reading import DIFFERENT, framework_title, load
+import msgspec
+from msgspec import Struct, field
+
+from bench.analysis.ranking import NAMES, TRAIN
 from bench.analysis.verdicts import shown_less
 from bench.harness import machine
 from bench.harness.folders import replace_file
 from bench.harness.plan import FRAMEWORKS
 from bench.harness.processes import ROOT
+from bench.record import DIFFERENT, Record, load
 from bench.report import parsers
 from bench.report.blocks import Table, of_words
 from bench.report.figures import number, ratio
@@ -47,22 +50,75 @@ COMPARED = (
 COMPARED_MINUTES = "5"
 
 
-def read() -> dict:
+class Row(Struct, frozen=True):
+    """A row of `twinbench try`, and its ratio to its baseline."""
+
+    id: str
+    title: str
+    mode: str
+    batch_size: int
+    status: str
+    framework: str
+    reason: str | None = None
+    ratio: float | None = None
+    ci: tuple[float, float] | None = None
+    verdict: str | None = None
+
+
+class Model(Struct, frozen=True):
+    """What came of a file. `parameters`: by framework. `twins`: how many of its rows have one."""
+
+    parameters: dict[str, int]
+    batch_size: int
+    paired: bool
+    twins: int
+    seconds: float
+    machine: str
+    rows: list[Row]
+
+
+class Timed(Struct, frozen=True, omit_defaults=True):
+    """A ratio, and how a plain loop measured it."""
+
+    ratio: float
+    ci: tuple[float, float] | None
+    plain_s: float | None = None
+    pairs: int | None = None
+    steps: int | None = None
+
+
+class ByHand(Struct, frozen=True):
+    """A row of `twinbench try`, the same by hand, and with the allocator as installed."""
+
+    tried: Timed = field(name="try")
+    by_hand: Timed
+    as_installed: Timed
+
+
+class Tried(Struct):
     """The record: what came of each file, and what was timed by hand."""
-    return json.loads(RECORD.read_text()) if RECORD.exists() else {"models": {}, "by_hand": {}}
+
+    models: dict[str, Model] = field(default_factory=dict)
+    by_hand: dict[str, ByHand] = field(default_factory=dict)
 
 
-def write(record: dict) -> None:
+def read() -> Tried:
+    """The record; an empty one where there is none."""
+    return msgspec.json.decode(RECORD.read_bytes(), type=Tried) if RECORD.exists() else Tried()
+
+
+def write(record: Tried) -> None:
     """Both files, the page from the record."""
-    replace_file(RECORD, json.dumps(record, indent=1) + "\n")
+    text = msgspec.json.format(msgspec.json.encode(record), indent=1)
+    replace_file(RECORD, text.decode() + "\n")
     replace_file(PAGE, page(record))
 
 
 # Running ------------------------------------------------------------------------------------------
 
 
-def tried(path: Path, *options: str) -> dict:
-    """What `twinbench try` finds of a file. Raises CalledProcessError where it measures nothing."""
+def tried(path: Path, *options: str) -> Model:
+    """What `twinbench try` says of a file. Raises CalledProcessError where it measures nothing."""
     with tempfile.TemporaryDirectory() as folder:
         options = [*options, "--results", folder]
         command = [sys.executable, "-m", "bench", "try", str(path), *options]
@@ -73,48 +129,50 @@ def tried(path: Path, *options: str) -> dict:
     return condensed(record, about)
 
 
-def compared(name: str, technique: str, case: str) -> dict:
+def compared(name: str, technique: str, case: str) -> ByHand:
     """One row of `twinbench try`, and the same by hand right after it."""
     suite, _, framework, _ = case.split("/")
     options = ("--technique", suite, "--framework", framework, "--minutes", COMPARED_MINUTES)
-    rows = tried(MODELS / name, *options, "-k", "not predict")["rows"]
-    row = next(row for row in rows if row["id"] == case)
+    rows = tried(MODELS / name, *options, "-k", "not predict").rows
+    row = next(row for row in rows if row.id == case)
     command = [sys.executable, str(BY_HAND), str(MODELS / name), technique]
-    found = {"try": {"ratio": row["ratio"], "ci": row["ci"]}}
-    for key, allocator in (("by_hand", "tuned"), ("as_installed", "as installed")):
+    by_hand = []
+    for allocator in ("tuned", "as installed"):
         environment = machine.process_environment(
             threads=machine.usable_threads(),
             flavour=FRAMEWORKS[framework].flavours[0],
             allocator=allocator,
         )
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-        found[key] = json.loads(done.stdout)
-    return found
+        by_hand.append(msgspec.json.decode(done.stdout, type=Timed))
+    return ByHand(Timed(row.ratio, row.ci), *by_hand)
 
 
-def condensed(record: dict, about: dict) -> dict:
+def condensed(record: Record, about: dict[str, Any]) -> Model:
     """What the page shows of a record, and of the check of its file."""
-    against = {c["numerator"]: c for c in record["comparisons"] if c["kind"] == "baseline"}
+    against = {c.numerator: c for c in record.comparisons if c.kind == "baseline"}
     rows = []
-    for case in record["cases"]:
-        row = {name: case[name] for name in ("id", "title", "mode", "batch_size", "status")}
-        row |= {"framework": framework_title(case), "reason": case["reason"]}
-        found = against.get(case["id"], {})
-        rows.append(row | {name: found.get(name) for name in ("ratio", "ci", "verdict")})
-    twins = [c for c in record["comparisons"] if c["kind"] == "framework"]
-    environment = record["environment"]
-    return {
-        "parameters": {
-            side: sum(prod(shape) for _, shape in found["parameters"])
-            for side, found in about["sides"].items()
+    for case in record.cases:
+        row = Row(
+            case.id, case.title, case.mode, case.batch_size, case.status, case.framework_title,
+            case.reason,
+        )  # fmt: skip
+        if pair := against.get(case.id):
+            ratio = {"ratio": pair.ratio, "ci": pair.ci, "verdict": pair.verdict}
+            row = msgspec.structs.replace(row, **ratio)
+        rows.append(row)
+    return Model(
+        parameters={
+            side: sum(prod(shape) for _, shape in described["parameters"])
+            for side, described in about["sides"].items()
         },
-        "batch_size": about["batch_size"],
-        "paired": about["paired"],
-        "twins": len(twins),
-        "seconds": record["seconds"]["total"],
-        "machine": f"{environment['cpu']}, {environment['threads']} threads",
-        "rows": rows,
-    }
+        batch_size=about["batch_size"],
+        paired=about["paired"],
+        twins=sum(comparison.kind == "framework" for comparison in record.comparisons),
+        seconds=record.seconds["total"],
+        machine=f"{record.environment.cpu}, {record.environment.threads} threads",
+        rows=rows,
+    )
 
 
 # The page -----------------------------------------------------------------------------------------
@@ -138,44 +196,41 @@ memory back to the system: there step times and ratios differ.
 """
 
 
-def page(record: dict) -> str:
+def page(record: Tried) -> str:
     """The page, from the record alone."""
-    models = record["models"]
-    machines = " and ".join(sorted({found["machine"] for found in models.values()}))
-    head = _HEAD.format(count=len(models), machines=machines)
-    lines = [head, markdown_table(_overview(models)).strip(), ""]
-    if record["by_hand"]:
-        lines += [
-            _BY_HAND.format(**next(iter(record["by_hand"].values()))["by_hand"]),
-            markdown_table(_by_hand(record)).strip(),
-            "",
-        ]
+    machines = " and ".join(sorted({model.machine for model in record.models.values()}))
+    head = _HEAD.format(count=len(record.models), machines=machines)
+    lines = [head, markdown_table(_overview(record.models)).strip(), ""]
+    if record.by_hand:
+        first = next(iter(record.by_hand.values())).by_hand
+        lines += [_BY_HAND.format(pairs=first.pairs, steps=first.steps)]
+        lines += [markdown_table(_by_hand(record)).strip(), ""]
     lines += ["## What was refused, and why", ""]
-    for name, found in models.items():
-        reasons = _reasons(found["rows"])
+    for name, model in record.models.items():
+        reasons = _reasons(model.rows)
         lines += [f"- [{name}](try_models/{name}): {'nothing' if not reasons else ''}".rstrip()]
         lines += [f"  - {', '.join(rows)}: {reason}" for reason, rows in reasons.items()]
     return "\n".join(lines) + "\n"
 
 
-def _overview(models: dict) -> Table:
+def _overview(models: dict[str, Model]) -> Table:
     rows = []
-    for name, found in models.items():
-        counted = Counter(row["status"] for row in found["rows"])
+    for name, model in models.items():
+        counted = Counter(row.status for row in model.rows)
         refused = sum(counted.values()) - counted["OK"]
         sizes = " and ".join(
             f"{FRAMEWORKS[side].title} {count / 1e6:.1f} M"
-            for side, count in found["parameters"].items()
+            for side, count in model.parameters.items()
         )
-        pair = f"; twins, {found['twins']} comparisons of them" if found["paired"] else ""
+        pair = f"; twins, {model.twins} comparisons of them" if model.paired else ""
         rows.append(
             [
                 f"{name.removesuffix('.py')}: {_about(name)}",
-                f"{sizes}, batch {found['batch_size']}{pair}",
+                f"{sizes}, batch {model.batch_size}{pair}",
                 f"{counted['OK']} measured, {refused} refused",
-                _best(found["rows"], TRAIN, None),
-                _best(found["rows"], "predict", 1),
-                f"{found['seconds'] / 60:.1f}",
+                _best(model.rows, TRAIN, None),
+                _best(model.rows, "predict", 1),
+                f"{model.seconds / 60:.1f}",
             ]
         )
     titles = ["model", "size", "rows", "lowest train step", "lowest prediction of one", "minutes"]
@@ -188,44 +243,43 @@ def _about(name: str) -> str:
     return " ".join(said.split()).partition(". ")[0].rstrip(".")
 
 
-def _best(rows: list[dict], mode: str, size: int | None) -> str:
+def _best(rows: list[Row], mode: str, size: int | None) -> str:
     """By framework, of the rows shown to take less time than their baseline, the one of the least.
 
     Where none was, of those of a single block, which have no interval, and say so.
     """
     said = []
-    for framework in dict.fromkeys(row["framework"] for row in rows):
-        of_it = [
+    for framework in dict.fromkeys(row.framework for row in rows):
+        timed = [
             row
             for row in rows
-            if row["framework"] == framework
-            and row["mode"] == mode
-            and row["ratio"] is not None
-            and row["verdict"] != DIFFERENT
-            and size in (None, row["batch_size"])
+            if row.framework == framework
+            and row.mode == mode
+            and row.ratio is not None
+            and row.verdict != DIFFERENT
+            and size in (None, row.batch_size)
         ]
-        shown = [row for row in of_it if shown_less(row["ci"])]
-        once = [row for row in of_it if row["ci"] is None and row["ratio"] < 1]
-        best = min(shown or once, key=lambda row: row["ratio"], default=None)
+        shown = [row for row in timed if shown_less(row.ci)]
+        once = [row for row in timed if row.ci is None and row.ratio < 1]
+        best = min(shown or once, key=lambda row: row.ratio, default=None)
         if best:
             one_block = "" if shown else ", one block"
-            figure = ratio(best["ratio"], best["ci"])
-            said.append(f"{framework}: {best['title']} {figure}{one_block}")
+            said.append(f"{framework}: {best.title} {ratio(best.ratio, best.ci)}{one_block}")
         else:
-            said.append(f"{framework}: {'the plain one' if of_it else 'not measured'}")
+            said.append(f"{framework}: {'the plain one' if timed else 'not measured'}")
     return "; ".join(said)
 
 
-def _by_hand(record: dict) -> Table:
+def _by_hand(record: Tried) -> Table:
     rows = []
     for name, technique, _ in COMPARED:
-        if name not in record["by_hand"]:
+        if name not in record.by_hand:
             continue
-        found = record["by_hand"][name]
-        ours, hand = found["try"], found["by_hand"]
-        meet = ours["ci"] and ours["ci"][0] <= hand["ci"][1] and hand["ci"][0] <= ours["ci"][1]
-        figures = [ratio(one["ratio"], one["ci"]) for one in (ours, hand, found["as_installed"])]
-        plain = [number(1e3 * one["plain_s"]) for one in (hand, found["as_installed"])]
+        pair = record.by_hand[name]
+        tried, hand, installed = pair.tried, pair.by_hand, pair.as_installed
+        meet = tried.ci and tried.ci[0] <= hand.ci[1] and hand.ci[0] <= tried.ci[1]
+        figures = [ratio(each.ratio, each.ci) for each in (tried, hand, installed)]
+        plain = [number(1e3 * each.plain_s) for each in (hand, installed)]
         meeting = "yes" if meet else "no"
         rows.append([name.removesuffix(".py"), technique, *figures, meeting, *plain])
     titles = ["model", "technique", "twinbench try", "by hand", "by hand, allocator as installed"]
@@ -233,14 +287,14 @@ def _by_hand(record: dict) -> Table:
     return Table("", of_words(*titles), rows)
 
 
-def _reasons(rows: list[dict]) -> dict[str, list[str]]:
+def _reasons(rows: list[Row]) -> dict[str, list[str]]:
     """reason -> the rows that were refused for it."""
-    found: dict[str, list[str]] = {}
+    refused: dict[str, list[str]] = {}
     for row in rows:
-        if row["status"] != "OK":
-            work = f"{row['framework']} {row['title']}, {NAMES[row['mode']]}"
-            found.setdefault(f"{row['status']}: {row['reason']}", []).append(work)
-    return {reason: list(dict.fromkeys(works)) for reason, works in found.items()}
+        if row.status != "OK":
+            work = f"{row.framework} {row.title}, {NAMES[row.mode]}"
+            refused.setdefault(f"{row.status}: {row.reason}", []).append(work)
+    return {reason: list(dict.fromkeys(works)) for reason, works in refused.items()}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -260,18 +314,18 @@ def main(arguments: list[str] | None = None) -> int:
         for name, technique, case in COMPARED:
             if given.files and name not in given.files:
                 continue
-            record["by_hand"][name] = compared(name, technique, case)
+            record.by_hand[name] = compared(name, technique, case)
             write(record)
     elif not given.page:
         for name in given.files or known:
             try:
-                record["models"][name] = tried(
+                record.models[name] = tried(
                     MODELS / name, "--minutes", given.minutes, "--effort", given.effort
                 )
             except subprocess.CalledProcessError:
                 failed.append(name)
                 continue
-            record["models"] = dict(sorted(record["models"].items()))
+            record.models = dict(sorted(record.models.items()))
             write(record)
     write(record)
     if failed:
