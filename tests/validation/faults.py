@@ -427,7 +427,7 @@ MEASURING = (
     Fault(
         "threads unequal",
         "bench/harness/worker.py",
-        "if any(count != threads for count in found.values()):",
+        "if any(count != threads for count in counts.values()):",
         "if False:",
         harness("threads_that_did_not"),
     ),
@@ -636,13 +636,13 @@ SHOWN = (
     Fault(
         "a row dropped from the record",
         "bench/harness/record.py",
-        '"cases": [self._case(entry) for entry in self.entries.values()],',
-        '"cases": [self._case(entry) for entry in self.entries.values()][:-1],',
+        "cases=[_case(plan, state, case) for case in plan.every],",
+        "cases=[_case(plan, state, case) for case in plan.every][:-1],",
         RECORD,
     ),
     Fault(
         "the last reason stands",
-        "bench/harness/record.py",
+        "bench/harness/state.py",
         'if self.status == "OK":\n            self.status, self.reason = status, reason',
         "if True:\n            self.status, self.reason = status, reason",
         RECORD,
