@@ -14,42 +14,39 @@ from __future__ import annotations
 import sys
 from math import isfinite
 from pathlib import Path
-from typing import Any
 
-from bench.analysis.decisions import GOALS, Answer, Limits, answer, works
-from bench.analysis.reading import load
+from bench.analysis.ranking import GOALS, Limits, Ranking, rank, works
+from bench.analysis.table import TIME
 from bench.quantities import size
+from bench.record import Record, load
 from bench.report import parsers
 from bench.report.answer import text
 from bench.report.content import warnings
 from bench.report.text import plain, wrap
 
-Record = dict[str, Any]
-
 
 def advise(
     record: Record, goal: str | None, limits: Limits, task: str | None = None
-) -> list[Answer]:
-    """The answers for a goal, or for the main goal of each piece of work.
+) -> list[Ranking]:
+    """The rankings for a goal, or for the main goal of each piece of work.
 
     Raises ValueError where no row has one.
     """
-    found = []
+    made = []
     for work in works(record):
-        if (task and work.task != task) or not work.goals:
-            continue
         wanted = work.goals[:1] if goal is None else [GOALS[goal]]
-        found += [answer(record, work, each, limits) for each in wanted if each in work.goals]
-    found = [each for each in found if each]
-    if not found:
+        if task in (None, work.task):
+            made += [rank(work, each, limits) for each in wanted if each in work.goals]
+    made = list(filter(None, made))
+    if not made:
         raise ValueError(_nothing(goal, limits))
-    return found
+    return made
 
 
 def _nothing(goal: str | None, limits: Limits) -> str:
     """Why there is no answer."""
     measured = "a figure to choose by" if goal is None else GOALS[goal].title
-    plural = goal is None or GOALS[goal].figure in ("rate", "gained")
+    plural = goal is None or goal in ("throughput", "accuracy", "convergence")
     measured = measured if plural else f"a {measured}"
     more = "; it may have timed no predictions" if goal == "latency" else ""
     limited = (limits.accuracy_drop, limits.memory) != (None, None)
@@ -70,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.steps is not None and given.steps < 1:
         parser.error(f"--steps: {given.steps} is not a number of steps; give 1 or more")
-    if given.steps is not None and given.goal and GOALS[given.goal].figure != "time":
+    if given.steps is not None and given.goal and GOALS[given.goal].figure != TIME:
         parser.error(f"--steps is the time of steps: --goal {given.goal} has none")
     if given.memory_budget is not None and given.goal == "batch":
         parser.error("--goal batch is of the run's own budget: give pytest bench/ --memory-budget")
@@ -79,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
     limits = Limits(given.max_accuracy_drop, given.memory_budget, given.steps)
     try:
         record = load(given.path)
-        known = sorted({case["task"] for case in record["cases"]})
+        known = sorted({case.task for case in record.cases})
         if given.task and given.task not in known:
             raise ValueError(f"--task: the run has no {given.task!r}; it has {', '.join(known)}")
         found = advise(record, given.goal, limits, given.task)

@@ -20,13 +20,15 @@ import os
 import subprocess
 import sys
 import textwrap
+from itertools import chain
 from pathlib import Path
 
-from bench.analysis.reading import FRAMEWORKS, load, results_file
-from bench.analysis.remedies import Remedy, remedies
+from bench.analysis.questions import Remedy, remedies
 from bench.harness.schedule import remedying
 from bench.harness.worker import ending
+from bench.record import FRAMEWORKS, Record, load, results_file
 from bench.report import parsers
+from bench.report.answer import full_name, share
 from shared.user_model import MAKERS, names
 
 MODULES = {"torch": "pt", "torchvision": "pt", "tensorflow": "tf", "keras": "tf", "tf_keras": "tf"}
@@ -83,7 +85,7 @@ def framework_of(path: Path, asked: str | None = None) -> str:
     return own
 
 
-def newest() -> dict[str, dict]:
+def newest() -> dict[str, Record]:
     """The newest record that shows what gains: of the last run here, or the published one.
 
     One block has no intervals, and shows nothing.
@@ -91,15 +93,33 @@ def newest() -> dict[str, dict]:
     for place in (Path("results/latest"), DOCS):
         if results_file(place).is_file():
             record = load(place)
-            if any(comparison.get("ci") for comparison in record["comparisons"]):
+            if any(comparison.ci for comparison in record.comparisons):
                 return {_shown(place): record}
     return {}
 
 
-def known(records: dict[str, dict], framework: str, bottleneck: str) -> list[Remedy]:
+def known(records: dict[str, Record], framework: str, bottleneck: str) -> list[Remedy]:
     """The remedies of all records, the best gain first."""
-    found = [one for record in records.values() for one in remedies(record, framework, bottleneck)]
-    return sorted(found, key=lambda one: one.left)
+    every = [remedies(record, framework, bottleneck) for record in records.values()]
+    return sorted(chain.from_iterable(every), key=lambda one: one.goal.level(one.gain))
+
+
+def sentence(remedy: Remedy) -> str:
+    """A remedy with what its row leaves of its baseline's figure."""
+    gain = share(remedy.gain, remedy.goal.figure)
+    return f"{remedy.row.case.technique}, {full_name(remedy.row)}: {gain}, {remedy.work.title}"
+
+
+def as_json(remedy: Remedy) -> dict:
+    """The same for other programs."""
+    return {
+        "technique": remedy.row.case.technique,
+        "row": full_name(remedy.row),
+        "work": remedy.work.title,
+        "figure": remedy.goal.figure,
+        "ratio": remedy.gain.value,
+        "ci": remedy.gain.bounds,
+    }
 
 
 def _shown(place: Path) -> str:
@@ -132,7 +152,7 @@ def diagnosed(framework: str, given: argparse.Namespace) -> dict:
     raise ValueError(f"{given.what} ended by itself, before its step was measured: let it return")
 
 
-def text(framework: str, found: dict, records: dict[str, dict]) -> list[str]:
+def text(framework: str, found: dict, records: dict[str, Record]) -> list[str]:
     """The verdict, its evidence and the remedies, as lines of 80 columns."""
     name = found["bottleneck"]
     verdict = "healthy, bound by its arithmetic" if found["healthy"] else f"held back by {name}"
@@ -142,7 +162,7 @@ def text(framework: str, found: dict, records: dict[str, dict]) -> list[str]:
     place, help_ = ", ".join(records) or "no record", known(records, framework, name)
     if help_:
         lines.append(f"  measured to help against {name} ({place}):")
-        lines += [f"    {remedy}" for remedy in help_[:MOST]]
+        lines += [f"    {sentence(remedy)}" for remedy in help_[:MOST]]
     else:
         techniques = ", ".join(one.name for one in remedying(name))
         lines.append(f"  no row of {place} shows a gain; what addresses {name}: {techniques}")
@@ -186,7 +206,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     if given.json:
         told = {
-            side: one | {"remedies": [vars(r) for r in known(records, side, one["bottleneck"])]}
+            side: one | {"remedies": list(map(as_json, known(records, side, one["bottleneck"])))}
             for side, one in found.items()
         }
         print(json.dumps(told))

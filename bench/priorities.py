@@ -17,10 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bench.analysis.decisions import families
-from bench.analysis.priorities import Cost, priorities
-from bench.analysis.reading import load
+from bench.analysis.families import families
+from bench.analysis.questions import Cost, priorities
 from bench.docs import needed
+from bench.record import load
 from bench.report import parsers
 from bench.report.priorities import page, text
 from bench.report.replace import put

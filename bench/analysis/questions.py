@@ -162,10 +162,16 @@ def _answer(question: Question, goal: Goal, own: list[Work]) -> Answer | None:
         return None
     between = None
     if len(sides) == len(FRAMEWORKS) and len(own) == 1:
-        pt, tf = sides.values()
-        between = pt.aim.ratio(pt.best, tf.best)
+        between = _between(*sides.values())
     first = next(iter(sides.values()))
     return Answer(question, first.goal, first.work, sides, between)
+
+
+def _between(pt: Ranking, tf: Ranking) -> Figure | None:
+    """How the best of both compare; their accuracy by the seeds that both trained with."""
+    if pt.goal.figure == GAINED:
+        return pt.work.table.between(pt.best.case, tf.best.case, GAINED)[0]
+    return pt.aim.ratio(pt.best, tf.best)
 
 
 def _order(answer: Answer) -> tuple:
@@ -237,12 +243,13 @@ class Priority:
 
 def priorities(record: Record, costs: dict[tuple[str, str], Cost]) -> list[Priority]:
     """A line for each technique and framework, by the share of rows that pay."""
+    places = {case.id: place for place, case in enumerate(record.cases)}
+    every = [(work, row) for work in works(record) for row in _changes(work)]
     grouped: dict[tuple[str, str], list[tuple[Work, Row]]] = {}
-    for work in works(record):
-        for row in _changes(work):
-            if not row.ratios.keys().isdisjoint(FIGURES):
-                key = (row.case.technique, row.case.framework)
-                grouped.setdefault(key, []).append((work, row))
+    for work, row in sorted(every, key=lambda pair: places[pair[1].case.id]):
+        if not row.ratios.keys().isdisjoint(FIGURES):
+            key = (row.case.technique, row.case.framework)
+            grouped.setdefault(key, []).append((work, row))
     made = [Priority(*key, rows, costs.get(key)) for key, rows in grouped.items()]
     return sorted(made, key=lambda p: -sum(row.pays for _, row in p.rows) / len(p.rows))
 

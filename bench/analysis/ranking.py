@@ -99,7 +99,7 @@ GOALS = {
         Goal("train-speed", TIME, "time of a train step", "ms", 1e-3, STEPPED),
         Goal("latency", TIME, "time of a prediction", "ms", 1e-3, (PREDICT,)),
         Goal("throughput", RATE, "samples per second", "samples/s", 1.0, (INPUT, DEVICES, PROBE)),
-        Goal("accuracy", GAINED, "points gained over the plain training", "points", 1.0,
+        Goal("accuracy", GAINED, "points of accuracy gained over the plain training", "points", 1.0,
              (TRAIN, PREDICT, RECIPE)),
         Goal("memory", MEMORY, "peak memory above import", "MB", 1e6, (*STEPPED, PREDICT)),
         Goal("batch", BATCH, "largest batch that fits into memory", "samples", 1.0, (FIT,)),
@@ -371,7 +371,9 @@ class Aim:
     def figure(self, row: Row) -> Figure | None:
         """The figure that decides."""
         figure = row.figures.get(self.goal.figure)
-        return _of_steps(row, self.limits.steps) if figure and self.whole else figure
+        if figure is None or not self.whole:
+            return figure
+        return _of_steps(row, self.limits.steps, self.work.table)
 
     def level(self, row: Row) -> float:
         """The figure as a number of which less is better."""
@@ -379,25 +381,40 @@ class Aim:
         return self.goal.level(figure) if figure else inf
 
     def ratio(self, row: Row, other: Row) -> Figure | None:
-        """The figure of a row over that of another; None where the two did unlike work."""
+        """The figure of a row over that of another; None where the two did unlike work.
+
+        Of points gained, those that it gains more.
+        """
         table, pair = self.work.table, (self.figure(row), self.figure(other))
-        if self.whole:
-            return quotient(*pair)
         if self.goal.figure == TIME:
             ratio, reason = table.between(row.case, other.case, TIME)
+            if ratio and self.whole:
+                return self._ratio_of_steps(row, other, ratio)
             return ratio if ratio or reason == NOT_COMPARABLE else quotient(*pair)
         if self.goal.figure == GAINED:
-            ratio, _ = table.between(row.case, other.case, GAINED)
-            return ratio or _less(*pair)
+            return _less(*pair)
         return table.ratio(self.goal.figure, *pair)[0]
+
+    def _ratio_of_steps(self, row: Row, other: Row, ratio: Figure) -> Figure:
+        """The ratio of two times of many steps, by that of a step: it is the narrower one."""
+        whole = quotient(self.figure(row), self.figure(other))
+        if whole.bounds is None or ratio.bounds is None:
+            return whole
+        firsts = [self.work.table.spread(FIRST_CALL, r.figures[FIRST_CALL]) for r in (row, other)]
+        first, other_first = firsts
+        steps = (self.limits.steps - 1) * other.figures[TIME].value
+        low = (first.low + ratio.low * steps) / (other_first.high + steps)
+        high = (first.high + ratio.high * steps) / (other_first.low + steps)
+        return Figure(whole.value, low, high, "interval")
 
     def gain(self, row: Row) -> Figure | None:
         """A row's figure over its baseline's, see `Row`."""
         if not self.whole:
             return row.ratios.get(self.goal.figure)
-        bases = [base for base in self.work.members if base.case is row.base]
-        pair = [self.figure(each) for each in (row, *bases[:1])]
-        return quotient(*pair) if len(pair) == 2 and all(pair) else None
+        for base in self.work.members:
+            if base.case is row.base and self.figure(base) and self.figure(row):
+                return self.ratio(row, base)
+        return None
 
     def improves(self, row: Row) -> bool:
         """Whether that was shown to be better; in one block, whether it is by more than noise."""
@@ -445,18 +462,16 @@ NOT_MEASURED = "its accuracy was not measured"
 UNTRAINED = "is another model, which was trained nowhere"
 
 
-def _of_steps(row: Row, steps: int) -> Figure | None:
+def _of_steps(row: Row, steps: int, table: Table) -> Figure | None:
     """The time of so many steps, first call included."""
     step, first = row.figures[TIME], row.figures.get(FIRST_CALL)
     if first is None:
         return None
-    more = steps - 1
+    first, more = table.spread(FIRST_CALL, first), steps - 1
     value = first.value + more * step.value
-    much = first.value > LITTLE * value
-    if step.kind == "once" or (first.kind == "once" and much):
+    if step.kind == "once" or (first.kind == "once" and first.value > LITTLE * value):
         return Figure(value, value, value, "once")
-    low, high = first.low + more * step.low, first.high + more * step.high
-    return Figure(value, low, high, "range" if much else step.kind)
+    return Figure(value, first.low + more * step.low, first.high + more * step.high, "interval")
 
 
 def _less(points: Figure, others: Figure) -> Figure:

@@ -286,6 +286,20 @@ class Table:
         compared = self._compared.get((case.id, base.id)) if base else None
         return Row(case, base, named, ratios, kept, *price(case), comparison=compared)
 
+    def kept_on(self, row: Row) -> list[str]:
+        """The other tasks on which a row of the same name was trained and kept accuracy."""
+        if row.accuracy.mean is not None:
+            return []
+        same = (row.case.technique, row.case.variant, row.case.framework)
+        trained = [
+            other
+            for other in self.rows
+            if (other.case.technique, other.case.variant, other.case.framework) == same
+            and other.accuracy.mean is not None
+            and other.accuracy.kept
+        ]
+        return list(dict.fromkeys(other.case.task for other in trained))
+
     def value(self, case: Case, name: str) -> tuple[Figure | None, str | None]:
         """A figure of a case, or the reason why there is none."""
         figure = self._figures[case.id].get(name)
@@ -342,6 +356,8 @@ class Table:
                     ratio = _bounded(comparison.ratio, comparison.ci)
                     return (ratio if pair[0] == case.id else ratio.turned()), None
         pair = (case.program_id, other.program_id)
+        if len(set(pair)) == 1:
+            return _exact(1.0), None
         if pair in self._unlike:
             return None, NOT_COMPARABLE
         ratio = self._side_by_side.get(pair)
@@ -411,8 +427,12 @@ class Table:
                 freedom += len(values) - 1
         return (squares / freedom) ** 0.5 if freedom else 0.0, freedom
 
-    def _scattered(self, name: str, ratio: float, counts: tuple[int, int]) -> Figure:
-        """A ratio of two rows, of so many processes each, with its 95% interval."""
+    def spread(self, name: str, figure: Figure) -> Figure:
+        """A figure of one process or a few with its 95% interval."""
+        return self._scattered(name, figure.value, (figure.count,))
+
+    def _scattered(self, name: str, ratio: float, counts: tuple[int, ...]) -> Figure:
+        """A figure of a row, or a ratio of two, of so many processes each."""
         sd, freedom = self._scatter[name]
         if not freedom:
             return _bounded(ratio, None)

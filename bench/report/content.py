@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from bench.analysis.advice import Advice, advice
 from bench.analysis.certificates import largest_difference
-from bench.analysis.decisions import Work, title, works
 from bench.analysis.pairing import resolved
+from bench.analysis.questions import Answer, answers
+from bench.analysis.ranking import Work, works
 from bench.analysis.reading import task_of, tasks, techniques, view
 from bench.analysis.values import MOST_OTHERS, MOST_STOLEN, is_number
 from bench.record import (
@@ -28,9 +28,9 @@ from bench.record import (
     TechniqueNotes,
 )
 from bench.report import graphs
-from bench.report.answer import parameters, rounded
 from bench.report.blocks import Table, of_figures, of_words, tables
 from bench.report.figures import MISSING, compact, number, ratio, scaled
+from bench.report.names import parameters, rounded, title
 from bench.report.text import plain
 
 Facts = list[tuple[str, str]]
@@ -74,7 +74,7 @@ class Report:
     noise: Facts
     controls: Table | None
     measured: str
-    advice: list[Advice]
+    answers: list[Answer]
     works: list[Work]
     techniques: list[TechniquePart]
     legend: Facts
@@ -82,6 +82,7 @@ class Report:
 
 def build(record: Record) -> Report:
     """Everything that the report says, from the record alone."""
+    every = works(record)
     return Report(
         run=run_line(record),
         command=record.command,
@@ -90,8 +91,8 @@ def build(record: Record) -> Report:
         noise=_noise(record.noise_floor),
         controls=_controls(record.noise_floor.controls),
         measured=measured([record]),
-        advice=advice(record),
-        works=works(record),
+        answers=answers(record, every),
+        works=every,
         techniques=[_technique(record, name) for name in techniques(record)],
         legend=_legend(record.effort),
     )

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from bench.analysis.decisions import NAMES, Option, Work
-from bench.analysis.reading import FRAMEWORKS
-from bench.analysis.values import at, is_pair
+from bench.analysis.ranking import NAMES, Work
+from bench.analysis.table import TIME, Row
 from bench.analysis.verdicts import DELTA, shown_less, shown_more
-from bench.report.answer import accuracy_of, gain_of, name_of
+from bench.record import FRAMEWORKS
+from bench.report.answer import accuracy_of, full_name, ratio_of
 from bench.report.figures import number
 from bench.report.svg_shapes import Box, Chart, Label, Line, Mark, Scale, across, scale
 
@@ -31,34 +31,37 @@ class Gain:
     technique: str
     label: str
     work: Work
-    sides: dict[str, Option]
+    sides: dict[str, Row]
 
     @property
     def best(self) -> float:
         """The least share of its baseline's time."""
-        return min(option.gain for option in self.sides.values())
+        return min(row.time_ratio.value for row in self.sides.values())
 
 
 def gains(works: list[Work]) -> list[Gain]:
     """Each technique that has a ratio to its own baseline, the largest gain first."""
-    found: dict[tuple[str, int], dict[str, list[Option]]] = {}
+    grouped: dict[tuple[str, int], dict[str, list[Row]]] = {}
     for place, work in enumerate(works):
-        for option in work.options:
-            side = option.case["framework"]
-            if option.gain and not option.is_baseline and side in FRAMEWORKS:
-                sides = found.setdefault((option.case["technique"], place), {})
-                sides.setdefault(side, []).append(option)
+        for row in work.rows:
+            if row.time_ratio and row.case.technique != "baseline":
+                sides = grouped.setdefault((row.case.technique, place), {})
+                sides.setdefault(row.case.framework, []).append(row)
     listed = [
         Gain(
             technique,
-            _label(technique, works[place], [works[n] for name, n in found if name == technique]),
+            _label(technique, works[place], [works[n] for name, n in grouped if name == technique]),
             works[place],
-            {side: _shown(options) for side, options in sides.items()},
+            {side: min(sides[side], key=_order) for side in FRAMEWORKS if side in sides},
         )
-        for (technique, place), sides in found.items()
-        if technique != "baseline"
+        for (technique, place), sides in grouped.items()
     ]
     return sorted(listed, key=lambda gain: gain.best)
+
+
+def _order(row: Row) -> tuple[bool, float]:
+    """The least time within the margin, else the least of all."""
+    return not row.accuracy.kept, row.time_ratio.value
 
 
 def _label(technique: str, work: Work, works: list[Work]) -> str:
@@ -71,18 +74,13 @@ def _label(technique: str, work: Work, works: list[Work]) -> str:
     return words
 
 
-def _shown(options: list[Option]) -> Option:
-    """The least time within the margin, else the least of all."""
-    return min(options, key=lambda o: (not o.accuracy.kept, o.gain))
-
-
 def chart(works: list[Work]) -> Chart | None:
     """All gains on one log axis; None where there is none."""
     listed = gains(works)
     if not listed:
         return None
-    options = [option for gain in listed for option in gain.sides.values()]
-    values = [v for o in options for v in (o.gain, *(_interval(o) or []))]
+    rows = [row for gain in listed for row in gain.sides.values()]
+    values = [v for row in rows for v in (row.time_ratio.value, *(_interval(row) or ()))]
     axis = scale([*values, 1 / (1 + DELTA), 1 + DELTA], LEFT, RIGHT, log=True)
     shapes: list[Any] = [
         Label(PLACES[side], 11, short, "heading", "end")
@@ -92,8 +90,8 @@ def chart(works: list[Work]) -> Chart | None:
     for gain in listed:
         y += line
         shapes.append(Label(0, y, _fitting(gain.label), "label-line"))
-        for side, option in gain.sides.items():
-            shapes += _mark(axis, y, line / 4, side, option)
+        for side, row in gain.sides.items():
+            shapes += _mark(axis, y, line / 4, side, row)
     bottom = y + 7
     band = Box(axis(1 / (1 + DELTA)), 16, axis(1 + DELTA) - axis(1 / (1 + DELTA)), bottom - 16,
                "band")  # fmt: skip
@@ -115,39 +113,36 @@ def _fitting(label: str) -> str:
     return label if len(label) <= LONGEST else f"{label[: LONGEST - 1]}…"
 
 
-def _interval(option: Option) -> list[float] | None:
+def _interval(row: Row) -> tuple[float, float] | None:
     """The interval of a ratio that was compared; rates have none."""
-    ci = at(option.own, "ci")
-    compared = is_pair(ci) and min(ci) > 0 and at(option.own, "ratio") == option.gain
-    return list(ci) if compared else None
+    return row.time_ratio.bounds if TIME in row.ratios else None
 
 
-def _mark(axis: Scale, y: float, aside: float, side: str, option: Option) -> list[Any]:
+def _mark(axis: Scale, y: float, aside: float, side: str, row: Row) -> list[Any]:
     """A row's mark with its interval, PyTorch's above TensorFlow's, and its figure."""
-    kept, ci = option.accuracy.kept, _interval(option)
-    faster, slower = kept and shown_less(ci), kept and shown_more(ci)
+    kept, ci, value = row.accuracy.kept, _interval(row), row.time_ratio.value
+    faster, slower = (kept and ci and shown(ci) for shown in (shown_less, shown_more))
     middle = y - 4 - aside if side == "pt" else y - 4 + aside
     shapes: list[Any] = []
     if ci:
         low, high = map(axis, ci)
         shapes.append(Line(low, middle, high, middle, f"interval {side}"))
-    tip = f"{name_of(option)}: {_said(option)}"
-    shapes.append(Mark(axis(option.gain), middle, side, not (faster or slower), tip))
+    shapes.append(Mark(axis(value), middle, side, not (faster or slower), _said(row)))
     style = "good" if faster else "bad" if slower else "even"
-    text = number(option.gain, places=2 if option.gain < 10 else 1) + ("" if kept else "*")
+    text = number(value, places=2 if value < 10 else 1) + ("" if kept else "*")
     shapes.append(Label(PLACES[side], y, text, f"figure {style}", "end"))
     return shapes
 
 
-def _said(option: Option) -> str:
-    return ", ".join(filter(None, (gain_of(option), accuracy_of(option.accuracy))))
+def _said(row: Row) -> str:
+    """A row with what it takes of its baseline's time."""
+    of = "time" if TIME in row.ratios else "time a sample"
+    words = [f"{ratio_of(row.time_ratio)} of its baseline's {of}", row.verdict]
+    return f"{full_name(row)}: {', '.join(filter(None, [*words, accuracy_of(row.accuracy)]))}"
 
 
 def _in_words(listed: list[Gain]) -> str:
     """Every line of the chart as a sentence."""
     return " ".join(
-        f"{gain.label}: "
-        + ", ".join(f"{name_of(option)} {_said(option)}" for option in gain.sides.values())
-        + "."
-        for gain in listed
+        f"{gain.label}: {', '.join(map(_said, gain.sides.values()))}." for gain in listed
     )

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from bench.analysis.decisions import FAMILIES, Limits, Work, family_of
-from bench.analysis.decisions import answer as decide
+from bench.analysis.families import FAMILIES, family_of
+from bench.analysis.ranking import Work, rank
 from bench.analysis.reading import View, task_of, techniques, view
 from bench.record import Record, TaskFacts
 from bench.report import advised, answer, charts, gains, svg
@@ -66,7 +66,7 @@ def html(record: Record, own: str = "", report: Report | None = None) -> str:
     report = report or build(record)
     style, script = (_asset(name) for name in ("report.css.j2", "report.js.j2"))
     sections = _sections(record, report)
-    shown, more = advised.first(report.advice, FIRST)
+    shown, more = advised.first(report.answers, FIRST)
     return (
         svg.environment()
         .get_template("report.html.j2")
@@ -74,9 +74,9 @@ def html(record: Record, own: str = "", report: Report | None = None) -> str:
             report=report,
             own=own,
             gains=gains.chart(report.works),
-            summaries=[advised.table(part, record.cases) for part in (shown, more) if part],
+            summaries=[advised.table(part) for part in (shown, more) if part],
             legend=advised.LEGEND,
-            decisions=[_decision(record, work) for work in report.works],
+            decisions=list(map(_decision, report.works)),
             families={
                 name: [s for s in sections if s.family == name]
                 for name in FAMILIES
@@ -96,10 +96,10 @@ def html(record: Record, own: str = "", report: Report | None = None) -> str:
     )
 
 
-def _decision(record: Record, work: Work) -> Decision:
-    found = [each for goal in work.goals if (each := decide(record, work, goal, Limits()))]
-    said = [(answer.measure(each.goal, each.limits), answer.lines(each)) for each in found]
-    return Decision(work.title, len(work.options), said, answer.decision_table(work))
+def _decision(work: Work) -> Decision:
+    rankings = [ranking for goal in work.goals if (ranking := rank(work, goal))]
+    said = [(answer.measure(ranking), answer.lines(ranking)) for ranking in rankings]
+    return Decision(work.title, len(work.rows), said, answer.decision_table(work))
 
 
 FAMILY_TITLES = {

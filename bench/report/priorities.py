@@ -2,79 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from bench.analysis.effects import Effect
-from bench.analysis.priorities import (
-    ACCURACY,
-    FIGURES,
-    MORE_IS_BETTER,
-    Answered,
-    Leaf,
-    Priority,
-    Row,
-    path,
-)
-from bench.analysis.reading import FRAMEWORKS, framework_title
-from bench.report.advised import name_of
-from bench.report.answer import accuracy_of
+from bench.analysis.questions import FIGURES, Leaf, Path, Priority, path
+from bench.analysis.table import GAINED, Row
+from bench.record import FRAMEWORKS, Record
+from bench.report.answer import HEADS, accuracy_of, ratio_of, share
 from bench.report.blocks import Table, of_figures, of_words
 from bench.report.content import measured, run_line, warnings
-from bench.report.figures import MISSING, number, plus_minus, ratio
+from bench.report.figures import MISSING, number, plus_minus
+from bench.report.names import name_of
 from bench.report.tables import escape, grid, markdown_table
 from bench.report.text import hanging, plain, wrap
 
-Record = dict[str, Any]
 SHOWN = 3  # rows at the end of a path
-HEADS = {
-    "time": "time",
-    "samples_per_s": "samples/s",
-    "memory": "memory",
-    "largest_batch": "largest batch",
-    "size": "size",
-    "steps_to_target": "steps to the target",
-    "accuracy": "accuracy",
-}
 
 
 # Words -------------------------------------------------------------------------------------------
 
 
-def gain(effect: Effect, figure: str) -> str:
-    """0.56 (0.54–0.58) of its baseline's time."""
-    bounds = [effect.low, effect.high]
-    if figure == ACCURACY:
-        return f"accuracy {plus_minus(effect.value, bounds, signed=True)} points"
-    of = "times" if figure in MORE_IS_BETTER else "of"
-    return f"{share(effect, figure)} {of} its baseline's {HEADS[figure]}"
-
-
-def share(effect: Effect, figure: str) -> str:
-    """A ratio to the baseline: brackets hold an interval, and nothing else does."""
-    effect = effect.turned() if figure in MORE_IS_BETTER else effect
-    if effect.kind == "interval":
-        return ratio(effect.value, [effect.low, effect.high])
-    text = ratio(effect.value, None)
-    if effect.kind == "range":
-        return f"{text}, measured {number(effect.low)} to {number(effect.high)},"
-    return f"{text}, exact," if effect.kind == "exact" else text
-
-
 def where(row: Row) -> str:
     """Framework, variant and technique in plain words, and the work."""
     case = row.case
-    return f"{framework_title(case)} {name_of(case)}, {case['task']}, batch {case['batch_size']}"
+    return f"{case.framework_title} {name_of(case)}, {case.task}, batch {case.batch_size}"
 
 
 def leaf_title(leaf: Leaf) -> str:
     """PyTorch, a large model: time."""
     size = {True: ", a large model", False: ", a small model", None: ""}[leaf.large]
-    return f"{FRAMEWORKS[leaf.framework]}{size}: {HEADS[leaf.figure]}"
+    return f"{FRAMEWORKS[leaf.framework]}{size}: {HEADS[leaf.goal.figure]}"
 
 
 def ends(leaf: Leaf) -> list[str]:
     """The rows at which a path ends, and how many others there were."""
-    said = [_sentence(row, leaf.figure) for row in leaf.rows[:SHOWN]]
+    said = [_sentence(row, leaf.goal.figure) for row in leaf.rows[:SHOWN]]
     rest = {
         "more with a gain": len(leaf.rows) - len(said),
         "not shown to gain": leaf.unproven,
@@ -85,12 +44,11 @@ def ends(leaf: Leaf) -> list[str]:
     return said + ([f"{'others' if said else 'none advised'}: {counted}"] if counted else [])
 
 
-def _sentence(row: Row, figure: str) -> str:
-    takes = f"takes {row.takes}" if row.takes else ""
-    kept = "" if figure == ACCURACY else accuracy_of(row.accuracy)
-    return "; ".join(
-        filter(None, (f"{where(row)}: {gain(row.effects[figure], figure)}", kept, takes))
-    )
+def _sentence(row: Row, name: str) -> str:
+    takes = f"takes {row.price}" if row.price else ""
+    gain = "" if name == GAINED else share(row.ratios[name], name)
+    parts = "; ".join(filter(None, (gain, accuracy_of(row.accuracy), takes)))
+    return f"{where(row)}: {parts}"
 
 
 # The matrix --------------------------------------------------------------------------------------
@@ -124,14 +82,14 @@ def _line(each: Priority, figures: list[str]) -> list[str]:
     ]
 
 
-def _best(each: Priority, figure: str) -> str:
-    row = each.best(figure)
+def _best(each: Priority, name: str) -> str:
+    row = each.best(name)
     if row is None:
         return MISSING
-    effect = row.effects[figure]
-    if figure == ACCURACY:
-        return plus_minus(effect.value, [effect.low, effect.high], signed=True)
-    return share(effect, figure).rstrip(",")
+    gain = row.ratios[name]
+    if name == GAINED:
+        return plus_minus(gain.value, (gain.low, gain.high), signed=True)
+    return ratio_of(gain).rstrip(",")
 
 
 def _of(counts: tuple[int, int]) -> str:
@@ -173,7 +131,7 @@ def text(record: Record, found: list[Priority], width: int = 80) -> list[str]:
     return [*lines, "", *grid(matrix(found), width)]
 
 
-def _answered(each: Answered, width: int) -> list[str]:
+def _answered(each: Path, width: int) -> list[str]:
     lines = [] if each.leaves else ["no row of this record answers it"]
     for leaf in each.leaves:
         lines += [leaf_title(leaf)]

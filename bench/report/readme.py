@@ -10,37 +10,26 @@ from collections import Counter
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
-from bench.analysis.advice import Advice, Side, advice
-from bench.analysis.decisions import (
-    GOALS,
-    TRAIN,
-    Limits,
-    Option,
-    Work,
-    answer,
-    families,
-    family_of,
-    works,
-)
-from bench.analysis.reading import FRAMEWORKS
-from bench.analysis.values import at, is_number
+from bench.analysis.families import families, family_of
+from bench.analysis.questions import Answer, answers
+from bench.analysis.ranking import GOALS, TRAIN, Limits, Ranking, Work, rank, works
+from bench.analysis.table import TIME
+from bench.record import FRAMEWORKS, Comparison, Record
 from bench.report import advised, gains, svg
 from bench.report.answer import figure_of
 from bench.report.blocks import Table
 from bench.report.content import machine_words, measured, run_line, warnings
 from bench.report.figures import ratio
+from bench.report.names import name_of, title
 from bench.report.tables import advised_table, escape
 
 BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
 PAGES = "docs/techniques"
 CHART = "docs/gains"  # beside README.md; -light.svg and -dark.svg follow
 FEW, MANY = 1_000, 100_000  # steps of training for which a sentence compares the advice
-
-Record = dict[str, Any]
 
 
 def read(path: Path) -> str:
@@ -84,7 +73,7 @@ def _works(runs: list[Record]) -> list[Work]:
 def headline(runs: list[Record], other: Record | None = None) -> str:
     """The chart, the conclusions and the decisions as Markdown; ValueError where nothing ran."""
     every = _works(runs)
-    if not any(option for work in every for option in work.options if not option.is_baseline):
+    if all(row.is_baseline for work in every for row in work.rows):
         raise ValueError("the record has no technique that ran")
     said = dict.fromkeys(chain.from_iterable(map(warnings, runs)))
     parts = [f"**{escape(warning)}**" for warning in said]
@@ -102,11 +91,11 @@ def headline(runs: list[Record], other: Record | None = None) -> str:
 
 def _took(run: Record) -> str:
     """How long a run took, and when there was something to see."""
-    parts = [at(run, "seconds", name) for name in ("total", "first_table", "intervals")]
-    if not all(map(is_number, parts[:2])):
+    parts = [run.seconds.get(name) for name in ("total", "first_table", "intervals")]
+    if None in parts[:2]:
         return ""
-    took, first, *timed = (f"{seconds / 60:.0f}" for seconds in parts if is_number(seconds))
-    cores = at(run, "environment", "logical_cores")
+    took, first, *timed = (f"{seconds / 60:.0f}" for seconds in parts if seconds is not None)
+    cores = run.environment.logical_cores
     timed = "".join(f", all times with intervals after {minutes}" for minutes in timed)
     return f" The run took {took} minutes on {cores} cores: a first table after {first}{timed}."
 
@@ -118,7 +107,7 @@ def _picture(title: str) -> str:
 
 def _tables(run: Record) -> list[str]:
     """The main aims in few words, and all others folded; report.md has the same in full."""
-    shown, more = advised.split(advice(run))
+    shown, more = advised.split(answers(run))
     made = [advised_table(_brief(shown))] if shown else []
     if more:
         head = f"<details><summary>{len(more)} more: other work, or nothing gained</summary>"
@@ -126,26 +115,23 @@ def _tables(run: Record) -> list[str]:
     return made
 
 
-def _brief(listed: list[Advice]) -> Table:
+def _brief(listed: list[Answer]) -> Table:
     """What to use in few words, each row's name a link to the page of its technique."""
     table = advised.brief(listed)
     rows = []
-    for found, (work, *cells) in zip(listed, table.rows, strict=True):
-        sides = {side.framework: side for side in found.sides}
-        *own, ahead = cells
-        linked = [
-            _linked(cell, sides.get(name)) for name, cell in zip(FRAMEWORKS, own, strict=True)
-        ]
+    for answer, (work, *cells, ahead) in zip(listed, table.rows, strict=True):
+        sides = [answer.sides.get(name) for name in FRAMEWORKS]
+        linked = [_linked(*each) for each in zip(cells, sides, strict=True)]
         rows.append([work, *linked, ahead])
     return replace(table, rows=rows)
 
 
-def _linked(cell: str, side: Side | None) -> str:
-    row = side and (side.best or side.tempting or side.nearest)
-    if not row or row.technique not in families():
+def _linked(cell: str, side: Ranking | None) -> str:
+    row = side and (advised.named(side) or advised.tempting(side) or side.nearest)
+    if not row or row.case.technique not in families():
         return cell
-    name = escape(advised.short_name_of(row.case))
-    page = f"{PAGES}/{family_of(row.technique)}/{row.technique}.md"
+    name, technique = escape(name_of(row.case, short=True)), row.case.technique
+    page = f"{PAGES}/{family_of(technique)}/{technique}.md"
     return Markup(escape(cell).replace(name, f"[{name}]({page})", 1))
 
 
@@ -159,23 +145,19 @@ def conclusions(runs: list[Record], other: Record | None = None) -> list[str]:
     return [sentence for sentence in (*said, _turned(runs, other)) if sentence][:5]
 
 
-def _compared(every: list[Work]) -> list[Option]:
-    return [
-        option
-        for work in every
-        for option in work.options
-        if not option.is_baseline and at(option.own, "verdict")
-    ]
-
-
 def _shares(every: list[Work]) -> str | None:
     """How many rows were shown to be faster than their own baseline."""
     parts = []
-    for side, name in (("pt", "PyTorch"), ("tf", "TensorFlow")):
-        rows = [option for option in _compared(every) if option.case["framework"] == side]
-        faster = [option for option in rows if option.accuracy.kept and option.faster]
+    for side, name in FRAMEWORKS.items():
+        rows = [
+            row
+            for work in every
+            for row in work.rows
+            if row.case.framework == side and not row.is_baseline and row.verdict
+        ]
         if rows:
-            parts.append(f"{len(faster)} of {len(rows)} rows in {name}")
+            faster = sum(row.gains(TIME) for row in rows)
+            parts.append(f"{faster} of {len(rows)} rows in {name}")
     if not parts:
         return None
     return f"Shown to be faster than their own baseline, accuracy kept: {' and '.join(parts)}."
@@ -184,7 +166,7 @@ def _shares(every: list[Work]) -> str | None:
 def _ahead(run: Record) -> str | None:
     """Which framework is ahead, aim by aim, with what is advised in it."""
     parts = []
-    compared = [each for each in advice(run) if each.between and each.between.bounded]
+    compared = [each for each in answers(run) if each.between and each.between.bounds]
     for aim in dict.fromkeys(each.question.aim for each in compared):
         own = [each for each in compared if each.question.aim == aim]
         counts = Counter(each.ahead for each in own)
@@ -204,11 +186,12 @@ def _steps(run: Record) -> str | None:
     for work in works(run):
         if work.kind != TRAIN:
             continue
-        goal = GOALS["train-speed"]
-        few, many = (answer(run, work, goal, Limits(steps=n)) for n in (FEW, MANY))
+        few, many = (rank(work, GOALS["train-speed"], Limits(steps=n)) for n in (FEW, MANY))
         if few and many and "compiling" in many.best.price and few.best not in many.equal:
             first, later = (
-                f"{a.best.name}: {figure_of(a.figure(a.best), goal, a.limits)}" for a in (few, many)
+                f"{each.best.case.framework_title} {title(each.best.case)}: "
+                f"{figure_of(each, each.best)}"
+                for each in (few, many)
             )
             return (
                 f"Compiling has to be repaid: {FEW:,} steps of {work.title} are fastest with "
@@ -219,27 +202,34 @@ def _steps(run: Record) -> str | None:
 
 def _turned(runs: list[Record], other: Record | None) -> str | None:
     """The pair of baselines whose order another machine turned round the most."""
-    bases = {case["id"] for run in runs for case in run["cases"] if case["role"] == "baseline"}
-    theirs = {c["numerator"]: c for c in (other or {}).get("comparisons", ()) if _told(c)}
+    bases = {case.id for run in runs for case in run.cases if case.role == "baseline"}
+    theirs = {c.numerator: c for c in (other.comparisons if other else ()) if _told(c)}
     pairs = [
-        (c["ratio"] / theirs[c["numerator"]]["ratio"], c, theirs[c["numerator"]])
+        (here, theirs[here.numerator])
         for run in runs
-        for c in run["comparisons"]
-        if _told(c)
-        and c["numerator"] in bases & theirs.keys()
-        and theirs[c["numerator"]]["denominator"] == c["denominator"]
-        and theirs[c["numerator"]]["verdict"] != c["verdict"]
+        for here in run.comparisons
+        if _told(here) and here.numerator in bases & theirs.keys()
     ]
-    if not pairs:
+    turned = [
+        (here, there)
+        for here, there in pairs
+        if here.denominator == there.denominator and here.verdict != there.verdict
+    ]
+    if not turned:
         return None
-    _, ours, there = min(pairs, key=lambda each: min(each[0], 1 / each[0]))
-    where = f"{ours['variant']} of {ours['task']}, batch {ours['batch_size']}"
+    here, there = min(turned, key=lambda pair: _least(pair[0].ratio / pair[1].ratio))
+    where = f"{here.variant} of {here.task}, batch {here.batch_size}"
     return (
         f"Another CPU can turn the choice of framework round: PyTorch ÷ TensorFlow is "
-        f"{ratio(ours['ratio'], ours.get('ci'))} here for {where}, and "
-        f"{ratio(there['ratio'], there.get('ci'))} on {machine_words(other['environment'])}."
+        f"{ratio(here.ratio, here.ci)} here for {where}, and "
+        f"{ratio(there.ratio, there.ci)} on {machine_words(other.environment)}."
     )
 
 
-def _told(comparison: dict) -> bool:
-    return comparison["kind"] == "framework" and comparison.get("verdict") in ("faster", "slower")
+def _least(value: float) -> float:
+    """A ratio in the direction in which it is less than 1."""
+    return min(value, 1 / value)
+
+
+def _told(comparison: Comparison) -> bool:
+    return comparison.kind == "framework" and comparison.verdict in ("faster", "slower")

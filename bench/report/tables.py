@@ -38,7 +38,7 @@ def answered(record: Record, width: int = 80) -> str:
     report, width = build(record), max(width, SMALLEST_WIDTH)
     lines = [*_heading("What to use", "=", width), *wrap(plain(report.measured), width)]
     lines += [line for warning in report.warnings for line in _loud(warning, width)]
-    lines += ["", *advised.lines(report.advice, width, MOST_LINES - len(lines) - 1)]
+    lines += ["", *advised.lines(report.answers, width, MOST_LINES - len(lines) - 1)]
     return "\n".join(lines) + "\n"
 
 
@@ -218,7 +218,7 @@ def markdown(record: Record, report: Report | None = None) -> str:
             report=report,
             same_work=SAME_WORK,
             graphs=GRAPHS,
-            answer=Markup(advised_table(advised.table(report.advice, record.cases))),
+            answer=Markup(advised_table(advised.table(report.answers))),
             legend=advised.LEGEND,
         )
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
 
-from bench.analysis.reading import FRAMEWORKS, View, framework_title
-from bench.analysis.values import at, is_number, is_pair
+from bench.analysis.reading import View
+from bench.record import FRAMEWORKS, Case, TaskFacts
 from bench.report.blocks import Table, of_figures, of_words, unit_of
 from bench.report.figures import compact, number, plus_minus, scaled
 from bench.report.svg_shapes import (
@@ -22,13 +22,8 @@ from bench.report.svg_shapes import (
 )
 from shared.specs import more_is_better
 
-# what accuracy is set against -> where it stands in a case, and its unit's factor
-COSTS = {
-    "step time [ms]": (("timing", "median_s"), 1e3),
-    "size on disk [MB]": (("artifact_bytes",), 1e-6),
-    # What pruning buys: zeros take as much room as other numbers until they are compressed.
-    "size compressed [MB]": (("metrics", "compressed_artifact", "value"), 1e-6),
-}
+STEP_TIME, SIZE, COMPRESSED = "step time [ms]", "size on disk [MB]", "size compressed [MB]"
+COSTS = (STEP_TIME, SIZE, COMPRESSED)  # what accuracy is set against
 
 
 @dataclass(frozen=True)
@@ -37,10 +32,10 @@ class Point:
 
     letter: str
     label: str
-    case: dict
+    case: Case
     cost: float
     accuracy: float
-    ci: list[float] | None
+    ci: tuple[float, float] | None
     front: bool = False
 
 
@@ -89,7 +84,10 @@ def scatter(points: list[Point], *, cost: str, metric: str, more_is_better: bool
     )
 
 
-def tradeoffs(found: View, task: dict) -> list[tuple[Table, list[Chart]]]:
+Trained = list[tuple[str, Case]]  # cases with their labels
+
+
+def tradeoffs(found: View, task: TaskFacts) -> list[tuple[Table, list[Chart]]]:
     """Accuracy over step time, and over size where there is one: a table for each batch size."""
     tables = []
     for batch, rows in found.rows.items():
@@ -97,9 +95,9 @@ def tradeoffs(found: View, task: dict) -> list[tuple[Table, list[Chart]]]:
             (row.label, case)
             for row in rows
             for case in row.cases
-            if case["status"] == "OK" and is_number(at(case, "accuracy", "mean"))
+            if case.status == "OK" and case.accuracy and case.accuracy.mean is not None
         ]
-        ids = [case["id"] for _, case in trained]
+        ids = [case.id for _, case in trained]
         lettered = dict(zip(ids, letters(len(ids)), strict=True))
         pictures = {
             cost: points
@@ -107,50 +105,62 @@ def tradeoffs(found: View, task: dict) -> list[tuple[Table, list[Chart]]]:
             if len(points := _points(trained, cost, lettered, task)) > 1
         }
         if pictures:
-            metric = task.get("metric")
-            more = {"metric": unit_of(metric), "more_is_better": more_is_better(metric)}
+            more = {"metric": unit_of(task.metric), "more_is_better": more_is_better(task.metric)}
             drawn = [scatter(points, cost=cost, **more) for cost, points in pictures.items()]
             drawn = [replace(c, title=f"{c.title}, batch {batch}") for c in drawn]
             tables.append((_table(batch, trained, lettered, pictures, task), drawn))
     return tables
 
 
-def _cost(case: dict, cost: str) -> float | None:
-    path, factor = COSTS[cost]
-    return scaled(at(case, *path), factor)
+def _cost(case: Case, cost: str) -> float | None:
+    if cost == STEP_TIME:
+        return scaled(case.timing.median_s, 1e3)
+    if cost == SIZE:
+        return scaled(case.artifact_bytes, 1e-6)
+    # What pruning buys: zeros take as much room as other numbers until they are compressed.
+    compressed = case.metrics.get("compressed_artifact")
+    return scaled(compressed.value if compressed else None, 1e-6)
 
 
-def _points(trained: list, cost: str, lettered: dict[str, str], task: dict) -> list[Point]:
+def _points(trained: Trained, cost: str, lettered: dict[str, str], task: TaskFacts) -> list[Point]:
     """The cases that have the cost, those on the Pareto front marked."""
-    points = []
-    for label, case in trained:
-        value, ci = _cost(case, cost), at(case, "accuracy", "ci")
-        if is_number(value) and value > 0:
-            name = f"{label}, {framework_title(case)}"
-            mean = at(case, "accuracy", "mean")
-            bounds = list(ci) if is_pair(ci) else None
-            points.append(Point(lettered[case["id"]], name, case, value, mean, bounds))
+    points = [
+        Point(
+            lettered[case.id],
+            f"{label}, {case.framework_title}",
+            case,
+            value,
+            case.accuracy.mean,
+            case.accuracy.ci,
+        )
+        for label, case in trained
+        if (value := _cost(case, cost))
+    ]
     places = [(point.cost, point.accuracy) for point in points]
-    front = on_front(places, more_is_better=more_is_better(task.get("metric")))
+    front = on_front(places, more_is_better=more_is_better(task.metric))
     return [replace(point, front=on) for point, on in zip(points, front, strict=True)]
 
 
 def _table(
-    batch: int, trained: list, lettered: dict, pictures: dict[str, list[Point]], task: dict
+    batch: int,
+    trained: Trained,
+    lettered: dict[str, str],
+    pictures: dict[str, list[Point]],
+    task: TaskFacts,
 ) -> Table:
     """The cases by their letters, and on which front each is."""
     fronts = {cost: {p.letter for p in points if p.front} for cost, points in pictures.items()}
     rows = []
     for label, case in trained:
-        letter, trained_to = lettered[case["id"]], case["accuracy"]
+        letter = lettered[case.id]
         on = [cost.split(" [")[0] for cost, front in fronts.items() if letter in front]
         costs = [number(_cost(case, cost)) for cost in pictures]
-        mean = plus_minus(trained_to["mean"], at(trained_to, "ci"))
-        rows.append([letter, label, framework_title(case), *costs, mean, ", ".join(on) or "no"])
+        mean = plus_minus(case.accuracy.mean, case.accuracy.ci)
+        rows.append([letter, label, case.framework_title, *costs, mean, ", ".join(on) or "no"])
     columns = of_words("point", "variant", "framework")
-    columns += of_figures(*pictures, unit_of(task.get("metric")))
+    columns += of_figures(*pictures, unit_of(task.metric))
     columns += of_words("on the\nPareto front")
     heading = [f"batch {batch}", *[""] * (len(columns) - 1)]
-    title = f"{compact(task.get('metric'))} against what it costs".replace("_", " ")
+    title = f"{compact(task.metric)} against what it costs".replace("_", " ")
     title = title if title.startswith("mAP") else title[0].upper() + title[1:]
     return Table(title, columns, [heading, *rows])

@@ -1,0 +1,60 @@
+"""What rows, tasks and counts are called in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from bench.record import Case
+from shared.specs import TASKS, parameter_count
+
+
+def title(case: Case) -> str:
+    """A variant in plain words: its own title, or what its name and its settings say."""
+    words = case.variant.replace("_", " ")
+    if case.title not in (None, "", words):
+        return case.title
+    stacked = [_setting(*each) for each in case.settings.items()]
+    if case.variant[:2] in ("1_", "2_", "3_", "4_") and len(stacked) > 1 and all(stacked):
+        return " + ".join(stacked)
+    return words[2:] if words[:2] in ("0 ", "1 ", "2 ", "3 ", "4 ") else words
+
+
+def _setting(name: str, value: Any) -> str | None:
+    """A setting as a word; None for one that is no switch and no type."""
+    if value is True:
+        return name.replace("compiled", "compile")
+    return {"bfloat16": "bf16", "float16": "fp16"}.get(value) if isinstance(value, str) else None
+
+
+def name_of(case: Case, *, short: bool = False, others: int = 0) -> str:
+    """channels_last + compile (stacking); tuned folder; dense (baseline of pruning and 9 more).
+
+    `short`: without the technique, but where that is its name. `others`: of how many more
+    techniques it is the baseline.
+    """
+    words, technique = title(case), case.technique.replace("_", " ")
+    if case.role == "baseline" and not short:
+        more = f" and {others} more" if others else ""
+        return words if case.variant == "baseline" else f"{words} (baseline of {technique}{more})"
+    if words in technique:
+        return technique
+    return words if short or technique in words else f"{words} ({technique})"
+
+
+def parameters(tasks: Iterable[str]) -> list[int]:
+    """How many parameters the models of these tasks have, the smallest first."""
+    return sorted(parameter_count(TASKS[name].model) for name in tasks if name in TASKS)
+
+
+def rounded(count: int) -> str:
+    """12, 24 thousand, 10 million."""
+    if count < 1e3:
+        return str(count)
+    size, word = (1e6, "million") if count >= 1e6 else (1e3, "thousand")
+    return f"{float(f'{count / size:.2g}'):g} {word}"
+
+
+def sizes(tasks: Iterable[str]) -> str:
+    """10 million parameters; nothing of a task that is not known."""
+    return ", ".join(f"{rounded(count)} parameters" for count in parameters(tasks))
