@@ -7,20 +7,16 @@ run that it had begun, and tries once more what had failed.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
-from msgspec import to_builtins
+from msgspec import convert, to_builtins
 
-from bench.analysis.reading import as_lines
-from bench.analysis.schema import FIGURE, TEXT, Each, Maybe, Number, check_shape
-from bench.analysis.values import at
+from bench.analysis.values import finite
 from bench.harness import isolated_measurements, machine, state
 from bench.harness.durations import USUAL_BYTES
 from bench.harness.folders import alone, replace_file
@@ -30,81 +26,30 @@ from bench.harness.progress import clock
 from bench.harness.worker import on_cpu
 from bench.ladders import rule
 from bench.ladders.ladder import Ladder
-from bench.ladders.rule import PARTS, Rungs
+from bench.ladders.record import FILE, Climbed, Conditions, Evidence, Run, Rungs
+from bench.ladders.rule import PARTS
+from bench.record import encode
 
-SCHEMA = 1
-FILE = "ladder.json"
 SEED = 2026
 SHARE_OF_MEMORY = 0.8  # of what is free, that programs which take turns may hold together
 HELD = ("memory", "host_memory", "whole_memory")  # beyond what a program has imported
-RUN = {
-    "stage": str,
-    "block": Number(whole=True),
-    "framework": str,
-    "rungs": [str],
-    "status": str,
-    "reason": TEXT,
-    "metrics": Each({"value": FIGURE, "unit": str}),
-    "evidence": Maybe({"losses": Maybe([FIGURE]), "weights_sha256": TEXT}),
-}
-RECORD = {
-    "ladder": str,
-    "command": str,
-    "started": str,
-    "resumed": [str],
-    "finished": bool,
-    "frameworks": [str],
-    "blocks": Number(above=0, whole=True),
-    "task": str,
-    "environment": {"cpu": TEXT, "devices": Maybe(Each(str))},
-    "runs": [RUN],
-}
-
-Record = dict[str, Any]
 Wanted = tuple[str, int, list[tuple[str, Rungs]]]  # stage, block, (framework, rungs) in order
 
 
-def new_record(ladder: Ladder, *, frameworks: list[str], blocks: int, command: str) -> Record:
+def new_record(ladder: Ladder, *, frameworks: list[str], blocks: int, command: str) -> Climbed:
     """The record of a climb that has not begun."""
-    return {
-        "schema_version": SCHEMA,
-        "ladder": ladder.name,
-        "command": command,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "resumed": [],
-        "finished": False,
-        "frameworks": frameworks,
-        "blocks": blocks,
-        "task": ladder.task,
-        "environment": {},
-        "runs": [],
-    }
-
-
-def load(path: Path) -> Record:
-    """The record at `path`, or in the folder `path`. ValueError with one clear line if it is none.
-
-    It is checked as far as the rule and the report read it.
-    """
-    file = path / FILE if path.is_dir() else path
-    try:
-        record = json.loads(file.read_text("utf-8"))
-    except OSError as error:
-        raise ValueError(f"{file}: {error.strerror or error}") from None
-    except ValueError:
-        raise ValueError(f"{file} is no JSON") from None
-    if not isinstance(record, dict) or record.get("schema_version") != SCHEMA:
-        raise ValueError(f"{file} is no record of a ladder of version {SCHEMA}")
-    check_shape(record, RECORD, str(file))
-    for number, run in enumerate(record["runs"]):
-        if missing := sorted(RUN.keys() - run.keys()):
-            raise ValueError(f"{file}: run {number} has no {missing[0]}")
-    frameworks = {*record["frameworks"], *(run["framework"] for run in record["runs"])}
-    if strange := sorted(frameworks - set(FRAMEWORKS)):
-        raise ValueError(
-            f"{file}: {strange[0]!r} is no framework; there are {', '.join(FRAMEWORKS)}"
-        )
-    return record
+    return Climbed(
+        ladder=ladder.name,
+        command=command,
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        resumed=[],
+        finished=False,
+        frameworks=frameworks,
+        blocks=blocks,
+        task=ladder.task,
+        environment=Conditions(),
+        runs=[],
+    )
 
 
 class Climb:
@@ -113,7 +58,7 @@ class Climb:
     def __init__(
         self,
         ladder: Ladder,
-        record: Record,
+        record: Climbed,
         folder: Path,
         data: Path,
         *,
@@ -138,55 +83,59 @@ class Climb:
             return self._measure()
 
     def _measure(self) -> bool:
-        if not self.record["environment"]:
+        if not self.record.environment.devices:
             self.save()  # so that there is something to go on with, whenever it ends
         settings = {"interpreters": self.interpreters, "limits": self.limits}
         with Processes(self.folder / "logs", **settings) as processes:
             self._conditions(processes)
             arrays, settings = self.ladder.materialise(self.data, self.ladder.task)
             self._drop_halves()  # before what failed, which would be next in their place
-            if self.record["resumed"]:
+            if self.record.resumed:
                 self._drop_failed()
             while wanted := self._next():
                 if self.end is not None and time.monotonic() >= self.end:
                     return False
                 self._run(processes, wanted, str(arrays), settings)
-        self.record["finished"] = True
+        self.record.finished = True
         self.save()
         return True
 
     def left_s(self) -> float:
         """About how many seconds are left if every rung is kept: by what runs took, or the plan."""
-        runs, rungs = self.record["runs"], self.ladder.rungs
+        runs, rungs = self.record.runs, self.ladder.rungs
         programs = 0  # of a block: two a rung, and those that show what the parts promise
-        for framework in self.record["frameworks"]:
-            own = [rung for rung in rungs if framework not in rung.nothing]
-            parts = [rung for rung in own if rung.judged in rule.MULTIPLIED]
-            programs += 2 * len(own) + len(parts) + 3
-        each = fmean(run["seconds"] for run in runs) if runs else self.ladder.seconds
-        return max(0, programs * self.record["blocks"] - len(runs)) * each
+        for framework in self.record.frameworks:
+            changing = [rung for rung in rungs if framework not in rung.nothing]
+            parts = [rung for rung in changing if rung.judged in rule.MULTIPLIED]
+            programs += 2 * len(changing) + len(parts) + 3
+        each = fmean(run.seconds for run in runs) if runs else self.ladder.seconds
+        return max(0, programs * self.record.blocks - len(runs)) * each
 
     def save(self) -> None:
         """Rewrite the record."""
-        replace_file(self.folder / FILE, as_lines(self.record))
+        replace_file(self.folder / FILE, encode(self.record).decode())
 
     def _conditions(self, processes: Processes) -> None:
         """Note the environment, or compare it with that of the runs before."""
-        now = to_builtins(machine.describe(self.threads))
-        now["code"] = state.code("bench/ladders")
-        for framework in self.record["frameworks"]:
+        described = machine.describe(self.threads)
+        packages, devices, gpu = dict(described.packages), {}, described.gpu
+        for framework in self.record.frameworks:
             found = isolated_measurements.describe(processes, framework, self.threads)
-            now["packages"][framework] = found.versions | {"python": found.python}
-            now["devices"][framework] = found.device
+            packages[framework] = found.versions | {"python": found.python}
+            devices[framework] = found.device
             if not on_cpu(found.device):
-                now["gpu"] = found.device_info
-        on_gpus = not any(map(on_cpu, now["devices"].values()))
-        now["task"] = (on_gpus and self.ladder.gpu_task) or self.ladder.task
-        self.ladder = at_task(self.ladder, now["task"])
-        before = self.record["environment"]
-        if before and (found := state.differences(before, json.loads(json.dumps(now)))):
-            raise ValueError(f"begun under other conditions: {'; '.join(found)}")
-        self.record |= {"environment": now, "task": now["task"]}
+                gpu = found.device_info
+        on_gpus = not any(map(on_cpu, devices.values()))
+        task = (on_gpus and self.ladder.gpu_task) or self.ladder.task
+        self.ladder = at_task(self.ladder, task)
+        now = convert(to_builtins(described), Conditions).but(
+            packages=packages, devices=devices, gpu=gpu, code=state.code("bench/ladders"), task=task
+        )
+        before = self.record.environment
+        differing = state.differences(to_builtins(before), to_builtins(now))
+        if before.devices and differing:
+            raise ValueError(f"begun under other conditions: {'; '.join(differing)}")
+        self.record.environment, self.record.task = now, task
         self.save()
 
     def _next(self) -> Wanted | None:
@@ -206,7 +155,7 @@ class Climb:
 
     def _drop_failed(self) -> None:
         """Forget what failed, and what ran beside it: it is tried once more."""
-        self._drop({_pair(run) for run in self.record["runs"] if run["status"] == "FAILED"})
+        self._drop({run.pair for run in self.record.runs if run.status == "FAILED"})
 
     def _drop_halves(self) -> None:
         """Forget the runs whose neighbours an interruption has cut off: they are made together."""
@@ -215,15 +164,12 @@ class Climb:
             self._drop({(stage, block, framework) for framework, _ in programs})
 
     def _drop(self, pairs: set[tuple[str, int, str]]) -> None:
-        self.record["runs"] = [run for run in self.record["runs"] if _pair(run) not in pairs]
+        self.record.runs = [run for run in self.record.runs if run.pair not in pairs]
 
     def _missing(self, stage: str, programs: dict[str, list[Rungs]]) -> Wanted | None:
         """The runs of the first block of a stage that lacks some, in the order of that block."""
-        done = {
-            (run["stage"], run["block"], run["framework"], tuple(run["rungs"]))
-            for run in self.record["runs"]
-        }
-        for block in range(self.record["blocks"]):
+        done = {(*run.pair, run.rungs) for run in self.record.runs}
+        for block in range(self.record.blocks):
             turned = slice(None, None, -1 if block % 2 else 1)
             wanted = [
                 (framework, rungs)
@@ -248,33 +194,32 @@ class Climb:
         }
         spent, left = clock(time.monotonic() - self.begun), clock(self.left_s())
         self.say(
-            f"[{stage}] pair {block + 1} of {self.record['blocks']} · {spent} elapsed, "
+            f"[{stage}] pair {block + 1} of {self.record.blocks} · {spent} elapsed, "
             f"about {left} left"
         )
 
-        def done(case, found: isolated_measurements.Measurement) -> None:
+        def done(case: Case, found: isolated_measurements.Measurement) -> None:
             framework, rungs, _ = cases[case.id]
-            metrics = to_builtins(found.answer.metrics) if found.answer else {}
-            self.record["runs"].append(
-                {
-                    "stage": stage,
-                    "block": block,
-                    "framework": framework,
-                    "rungs": list(rungs),
-                    "status": found.status,
-                    "reason": found.reason,
-                    "metrics": metrics,
-                    "evidence": found.answer and found.answer.evidence,
-                    "together": len(alive),
-                    "seconds": found.seconds,
-                }
+            metrics, evidence = (
+                (found.answer.metrics, found.answer.evidence) if found.answer else ({}, None)
             )
+            run = Run(
+                stage=stage,
+                block=block,
+                framework=framework,
+                rungs=rungs,
+                status=found.status,
+                reason=found.reason,
+                metrics=finite(metrics),
+                evidence=None if evidence is None else convert(finite(evidence), Evidence),
+                together=len(alive),
+                seconds=found.seconds,
+            )
+            self.record.runs.append(run)
             self.save()
-            step_s = at(metrics, "iteration", "value")
-            said = found.reason or (
-                f"{1000 * step_s:.1f} ms an iteration" if step_s else "measured"
-            )
-            self.say(f"  {FRAMEWORKS[framework].title} {'+'.join(rungs) or 'plain'}: {said}")
+            step_s = run.value("iteration")
+            took = f"{1000 * step_s:.1f} ms an iteration" if step_s else "measured"
+            self.say(f"  {FRAMEWORKS[framework].title} {run.program}: {run.reason or took}")
 
         for framework in dict.fromkeys(each for each, _, _ in cases.values()):
             for alive in self._together(framework, list(cases.values())):
@@ -291,12 +236,14 @@ class Climb:
         self, framework: str, programs: list[tuple[str, Rungs, Case]]
     ) -> Iterator[list[Case]]:
         """The programs of a framework, as many at a time as fit into memory."""
-        own = [(rungs, case) for side, rungs, case in programs if side == framework]
         room, alive, held = SHARE_OF_MEMORY * machine.free_memory(), [], 0.0
-        on_gpu = not on_cpu(self.record["environment"]["devices"][framework])
-        device = float(at(self.record, "environment", "gpu", "memory_bytes") or 0) if on_gpu else 0
+        environment, device = self.record.environment, 0.0
+        if not on_cpu(environment.devices[framework]):
+            device = float((environment.gpu or {}).get("memory_bytes") or 0)
         on_device = 0.0
-        for rungs, case in own:
+        for side, rungs, case in programs:
+            if side != framework:
+                continue
             size = USUAL_BYTES + self._most(framework, rungs, HELD)
             # Its allocator keeps what it had for a while.
             share = 2 * self._most(framework, rungs, ("memory",)) if device else 0.0
@@ -309,15 +256,9 @@ class Climb:
 
     def _most(self, framework: str, rungs: Rungs, figures: Sequence[str]) -> float:
         """The most that these figures were for a program; for any, where it has not run yet."""
-        runs = [run for run in self.record["runs"] if run["framework"] == framework]
-        own = [run for run in runs if tuple(run["rungs"]) == rungs] or runs
-        values = [at(run, "metrics", name, "value") for run in own for name in figures]
-        return max(filter(None, values), default=0.0)
-
-
-def _pair(run: dict) -> tuple[str, int, str]:
-    """Those runs are made together that have these in common."""
-    return run["stage"], run["block"], run["framework"]
+        runs = self.record.of(framework)
+        same = [run for run in runs if run.rungs == rungs] or runs
+        return max((run.value(name) or 0.0 for run in same for name in figures), default=0.0)
 
 
 def at_task(ladder: Ladder, task: str) -> Ladder:

@@ -27,6 +27,7 @@ from bench.harness.processes import Failed
 from bench.harness.progress import clock
 from bench.ladders import climbing, report
 from bench.ladders.ladder import Ladder
+from bench.ladders.record import Climbed, load
 from bench.report import parsers
 from bench.report.replace import write_atomically
 from bench.report.svg import standalone
@@ -53,8 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
     given = options().parse_args(arguments)
     try:
         if given.show:
-            record = climbing.load(given.show)
-            ladder = climbing.at_task(find(record["ladder"]), record["task"])
+            record = load(given.show)
+            ladder = climbing.at_task(find(record.ladder), record.task)
             if given.write:
                 write(ladder, record, given.show if given.show.is_dir() else given.show.parent)
             return _show(ladder, record)
@@ -125,7 +126,7 @@ def _climb(given: argparse.Namespace) -> int:
     return status
 
 
-def _new(given: argparse.Namespace) -> tuple[Ladder, climbing.Record, Path]:
+def _new(given: argparse.Namespace) -> tuple[Ladder, Climbed, Path]:
     if not given.name:
         raise ValueError(f"which ladder? choose of {', '.join(LADDERS)}")
     ladder = find(given.name)
@@ -139,8 +140,8 @@ def _new(given: argparse.Namespace) -> tuple[Ladder, climbing.Record, Path]:
     return ladder, record, new_folder(given.results / "ladders")
 
 
-def _begun(given: argparse.Namespace) -> tuple[Ladder, climbing.Record, Path]:
-    record = climbing.load(given.resume)
+def _begun(given: argparse.Namespace) -> tuple[Ladder, Climbed, Path]:
+    record = load(given.resume)
     for option, value in (
         ("NAME", given.name),
         ("--blocks", given.blocks),
@@ -148,13 +149,13 @@ def _begun(given: argparse.Namespace) -> tuple[Ladder, climbing.Record, Path]:
     ):
         if value is not None:
             raise ValueError(f"a climb goes on as it was begun: leave {option} out")
-    record["resumed"].append(datetime.now(UTC).isoformat(timespec="seconds"))
+    record.resumed.append(datetime.now(UTC).isoformat(timespec="seconds"))
     folder = given.resume if given.resume.is_dir() else given.resume.parent
-    ladder = climbing.at_task(find(record["ladder"]), record["task"])
+    ladder = climbing.at_task(find(record.ladder), record.task)
     return ladder, record, folder.resolve()
 
 
-def write(ladder: Ladder, record: climbing.Record, folder: Path) -> None:
+def write(ladder: Ladder, record: Climbed, folder: Path) -> None:
     """Tables and picture beside the record."""
     texts = {folder / "ladder.md": report.as_markdown(ladder, record)}
     if chart := report.picture(ladder, record):
@@ -162,7 +163,7 @@ def write(ladder: Ladder, record: climbing.Record, folder: Path) -> None:
     write_atomically(texts)
 
 
-def _show(ladder: Ladder, record: climbing.Record) -> int:
+def _show(ladder: Ladder, record: Climbed) -> int:
     width = shutil.get_terminal_size().columns
     print(report.as_text(ladder, record, width), end="")
     return 0

@@ -5,16 +5,16 @@ Everything follows from the record of `climbing.py`, so that it can be made agai
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from bench.analysis.reading import FRAMEWORKS
-from bench.analysis.values import at
-from bench.analysis.verdicts import DELTA, Interval, Ratio
+from bench.analysis.verdicts import Interval, Ratio, shown_more
 from bench.harness.worker import on_cpu
 from bench.ladders import rule
-from bench.ladders.climbing import Record
 from bench.ladders.ladder import JUDGED, Ladder
+from bench.ladders.record import Climbed
 from bench.ladders.rule import Step, climbs_of
+from bench.record import FRAMEWORKS
 from bench.report.blocks import Table, of_figures, of_words
 from bench.report.figures import MISSING, number, ratio, scaled
 from bench.report.svg_shapes import Box, Chart, Label, Line, Mark, Scale, across, scale
@@ -50,12 +50,12 @@ PRICES = {"iteration": "time", "memory": "memory"}
 Climbs = dict[str, list[Step]]
 
 
-def content(ladder: Ladder, record: Record) -> list[str | Table]:
+def content(ladder: Ladder, record: Climbed) -> list[str | Table]:
     """All that is said, in order: sentences and tables."""
     climbs = climbs_of(ladder, record)
     answers = [_answer(ladder, record, framework, steps) for framework, steps in climbs.items()]
-    state = "" if record["finished"] else " Not finished."
-    pairs = f"{record['blocks']} pair{'s' * (record['blocks'] > 1)} a rung"
+    state = "" if record.finished else " Not finished."
+    pairs = f"{record.blocks} pair{'s' * (record.blocks > 1)} a rung"
     said: list[str | Table] = [
         *filter(None, [*answers, _ahead(record, climbs)]),
         f"{ladder.title}, {ladder.task}, batch {ladder.batch}, "
@@ -75,7 +75,7 @@ def content(ladder: Ladder, record: Record) -> list[str | Table]:
     return said
 
 
-def _answer(ladder: Ladder, record: Record, framework: str, steps: list[Step]) -> str:
+def _answer(ladder: Ladder, record: Climbed, framework: str, steps: list[Step]) -> str:
     """Which rungs to use in a framework, and what the whole ladder gives over the plain program."""
     metric = ladder.spec.metric.replace("_", " ")
     helping = [step for step in steps if step.helps]
@@ -89,21 +89,21 @@ def _answer(ladder: Ladder, record: Record, framework: str, steps: list[Step]) -
         "failed": [step for step in steps if step.state == "failed"],
     }
     said = [
-        f"{group}: {', '.join(f'{step.rung.title}{_price(step)}' for step in found)}"
-        for group, found in groups.items()
-        if found
+        f"{group}: {', '.join(f'{step.rung.title}{_price(step)}' for step in some)}"
+        for group, some in groups.items()
+        if some
     ]
     if not said:
         return ""
     lines = [f"{FRAMEWORKS[framework]}: {'; '.join(said)}."]
     gains = [
-        f"{JUDGED[figure]} {_ratio(found)}"
+        f"{JUDGED[figure]} {_ratio(top)}"
         for figure in ("iteration", "memory", "latency")
-        if (found := rule.top_ratio(record["runs"], framework, steps, figure))
+        if (top := rule.top_ratio(record.runs, framework, steps, figure))
     ]
     if gains:
         lines.append(f"All that stays, together ÷ plain: {', '.join(gains)}.")
-    if top := rule.top_quality(ladder, record["runs"], framework, steps):
+    if top := rule.top_quality(ladder, record.runs, framework, steps):
         lines.append(_top(ladder, top))
     return " ".join(lines)
 
@@ -113,26 +113,25 @@ def _price(step: Step) -> str:
     if step.state != "kept":
         return ""
     more = [
-        f"{found.ratio:.2f} times the {words}"
+        f"{below.ratio:.2f} times the {words}"
         for figure, words in PRICES.items()
         if figure != step.rung.judged
-        and (found := step.below_by.get(figure))
-        and found.ci
-        and found.ci[0] > 1 + DELTA
+        and (below := step.below_by.get(figure))
+        and shown_more(below.ci)
     ]
     return f" (takes {', '.join(more)})" if more else ""
 
 
-def _ahead(record: Record, climbs: Climbs) -> str:
+def _ahead(record: Climbed, climbs: Climbs) -> str:
     """How the frameworks stand to each other, plain and at the top of the last stage."""
     if _unlike_devices(record):
         return ""
-    plain, top = rule.between(record["runs"], climbs, "iteration")
+    plain, top = rule.between(record.runs, climbs, "iteration")
     if not plain or not top:
         return ""
     said = [
-        f"{name} {_ratio(found)}{'' if _told_apart(found) else ', no difference shown'}"
-        for name, found in (("plain", plain), ("at the top", top))
+        f"{name} {_ratio(pair)}{'' if _is_shown(pair) else ', no difference shown'}"
+        for name, pair in (("plain", plain), ("at the top", top))
     ]
     return (
         f"{FRAMEWORKS['pt']} / {FRAMEWORKS['tf']}, {JUDGED['iteration']}, run anew in the end: "
@@ -140,26 +139,27 @@ def _ahead(record: Record, climbs: Climbs) -> str:
     )
 
 
-def _told_apart(found: Ratio) -> bool:
-    return found.ci is not None and not found.ci[0] <= 1 <= found.ci[1]
+def _is_shown(pair: Ratio) -> bool:
+    """Whether any difference was shown."""
+    return pair.ci is not None and not pair.ci[0] <= 1 <= pair.ci[1]
 
 
-def _unlike_devices(record: Record) -> bool:
+def _unlike_devices(record: Climbed) -> bool:
     """Whether one framework ran on a GPU and the other did not."""
-    devices = record["environment"].get("devices") or {}
+    devices = record.environment.devices
     return len({on_cpu(device) for device in devices.values()}) > 1
 
 
-def _flaws(record: Record, climbs: Climbs) -> list[str]:
+def _flaws(record: Climbed, climbs: Climbs) -> list[str]:
     """What a reader must know of the runs before the tables."""
     said = []
     if _unlike_devices(record):
         said.append("One framework ran on a GPU and the other did not: they are not compared.")
-    for run in record["runs"]:
-        if run["stage"] == rule.PARTS and run["status"] != "OK" and run["framework"] in climbs:
-            program = "+".join(run["rungs"]) or "plain"
-            said.append(f"In the end {FRAMEWORKS[run['framework']]}'s {program}: {run['reason']}.")
-    if any(run.get("together") == 1 for run in record["runs"]):
+    for run in record.runs:
+        if run.stage == rule.PARTS and run.status != "OK" and run.framework in climbs:
+            title = FRAMEWORKS[run.framework]
+            said.append(f"In the end {title}'s {run.program}: {run.reason}.")
+    if any(run.together == 1 for run in record.runs):
         said.append(
             "Memory did not hold the programs of a pair together: they ran after each other, and "
             "what the machine did meanwhile is in their ratios."
@@ -167,26 +167,26 @@ def _flaws(record: Record, climbs: Climbs) -> list[str]:
     return list(dict.fromkeys(said))
 
 
-def _machine(record: Record) -> str:
+def _machine(record: Climbed) -> str:
     """The processor, and the GPU where it trained on one."""
-    environment = record["environment"]
-    names = environment.get("cpu", MISSING), at(environment, "gpu", "name")
+    environment = record.environment
+    names = environment.cpu or MISSING, (environment.gpu or {}).get("name")
     return " with ".join(name for name in names if name)
 
 
-def as_text(ladder: Ladder, record: Record, width: int = 100) -> str:
+def as_text(ladder: Ladder, record: Climbed, width: int = 100) -> str:
     """For the terminal."""
     return parts_as_text(content(ladder, record), width)
 
 
-def as_markdown(ladder: Ladder, record: Record) -> str:
+def as_markdown(ladder: Ladder, record: Climbed) -> str:
     """For a page, with the picture that stands beside it."""
     title = escape(ladder.title)
     drawn = [f"![{title}](ladder.svg)"] if picture(ladder, record) else []
     return "\n\n".join([f"# {title}", *drawn, parts_as_markdown(content(ladder, record))])
 
 
-def _figures(ladder: Ladder, record: Record, framework: str, steps: list[Step]) -> Table:
+def _figures(ladder: Ladder, record: Climbed, framework: str, steps: list[Step]) -> Table:
     """The figures of every program of a framework, from plain to the top."""
     plain = _plain(record, framework, steps)
     rows = [("plain", plain), *((step.rung.title, step.figures) for step in steps)]
@@ -208,15 +208,14 @@ def _figures(ladder: Ladder, record: Record, framework: str, steps: list[Step]) 
     )
 
 
-def _plain(record: Record, framework: str, steps: list[Step]) -> dict[str, float]:
+def _plain(record: Climbed, framework: str, steps: list[Step]) -> dict[str, float]:
     """The figures of the plain program, beside the first rung that was run."""
     first = next((step.rung.name for step in steps if step.state != "nothing"), None)
-    at_first = (framework, first)
-    runs = [run for run in record["runs"] if (run["framework"], run["stage"]) == at_first]
+    runs = [run for run in record.of(framework) if run.stage == first]
     return rule.means(runs, ())
 
 
-def _ratios(ladder: Ladder, record: Record, climbs: Climbs) -> Table:
+def _ratios(ladder: Ladder, record: Climbed, climbs: Climbs) -> Table:
     """Every rung against the one below and against plain, and what the rule says of it."""
     heads = ("÷ below", "quality\nto below", "iteration\n÷ plain", "memory\n÷ plain")
     columns = of_words("rung", "judged by")
@@ -230,7 +229,7 @@ def _ratios(ladder: Ladder, record: Record, climbs: Climbs) -> Table:
         for steps in climbs.values():
             step = next((each for each in steps if each.rung is rung), None)
             row += _said(step)
-        alike = rule.apart(ladder, record["runs"], rung.name, climbs)
+        alike = rule.twin_difference(ladder, record.runs, rung.name, climbs)
         row.append("agree" if alike is None else alike)
         rows.append(row)
     return Table("Ratios with 95% intervals, and the rule", columns, rows)
@@ -250,38 +249,38 @@ def _said(step: Step | None) -> list[str]:
     ]
 
 
-def _ratio(found: Ratio | None) -> str:
-    return ratio(found.ratio, found.ci) if found else MISSING
+def _ratio(value: Ratio | None) -> str:
+    return ratio(value.ratio, value.ci) if value else MISSING
 
 
-def _difference(found: Interval | None) -> str:
-    if found is None:
+def _difference(value: Interval | None) -> str:
+    if value is None:
         return MISSING
-    if found.low is None:
-        return f"{found.mean:+.2f}"
-    return f"{found.mean:+.2f} ({found.low:+.2f} to {found.high:+.2f})"
+    if value.ci is None:
+        return f"{value.mean:+.2f}"
+    return f"{value.mean:+.2f} ({value.low:+.2f} to {value.high:+.2f})"
 
 
-def _promised(ladder: Ladder, record: Record, framework: str, steps: list[Step]) -> Table | None:
+def _promised(ladder: Ladder, record: Climbed, framework: str, steps: list[Step]) -> Table | None:
     """What the parts promised, beside what their stack and the whole ladder gave."""
-    found = rule.promises(record["runs"], framework, steps)
-    if not found:
+    by_figure = rule.promises(record.runs, framework, steps)
+    if not by_figure:
         return None
-    titles = {rung.name: rung.title for rung in ladder.rungs}
+    promises = by_figure.values()
     heads = {"iteration": "iteration", "memory": "peak memory"}
-    alone = {name for promise in found.values() for name in promise.alone}
-    names = [rung.name for rung in ladder.rungs if rung.name in alone]
+    alone = {name for promise in promises for name in promise.alone}
     rows = [
-        [f"{titles[name]}, alone", *(_ratio(p.alone.get(name)) for p in found.values())]
-        for name in names
+        [f"{rung.title}, alone", *(_ratio(promise.alone.get(rung.name)) for promise in promises)]
+        for rung in ladder.rungs
+        if rung.name in alone
     ]
     rows += [
-        ["product: what the parts promise", *(_ratio(p.promised) for p in found.values())],
-        ["their stack gave", *(_ratio(p.gave) for p in found.values())],
-        ["the whole ladder gave", *(_ratio(p.top) for p in found.values())],
+        ["product: what the parts promise", *(_ratio(each.promised) for each in promises)],
+        ["their stack gave", *(_ratio(each.gave) for each in promises)],
+        ["the whole ladder gave", *(_ratio(each.top) for each in promises)],
     ]
     columns = of_words("program")
-    columns += of_figures(*(f"{heads[figure]}\n÷ plain" for figure in found))
+    columns += of_figures(*(f"{heads[figure]}\n÷ plain" for figure in by_figure))
     title = f"{FRAMEWORKS[framework]}: what the parts promised, and what the stack gave"
     return Table(title, columns, rows)
 
@@ -300,7 +299,7 @@ def _top(ladder: Ladder, top: Interval) -> str:
     return f"Its {metric} changed by {_difference(top)}, above 0 is better: {verdict}."
 
 
-def _published(ladder: Ladder, record: Record, climbs: Climbs) -> Table:
+def _published(ladder: Ladder, record: Climbed, climbs: Climbs) -> Table:
     """What others published of such trainings, beside the top of this ladder."""
     columns = of_words("published", "machine and source")
     columns += of_figures("÷ before,\nor points")
@@ -312,10 +311,10 @@ def _published(ladder: Ladder, record: Record, climbs: Climbs) -> Table:
         row = [claim.said, claim.where, f"{claim.change:+g}" if points else number(claim.change)]
         for framework, steps in climbs.items():
             if points:
-                top = rule.top_quality(ladder, record["runs"], framework, steps)
+                top = rule.top_quality(ladder, record.runs, framework, steps)
                 row.append(_difference(top))
             else:
-                top = rule.top_ratio(record["runs"], framework, steps, claim.figure)
+                top = rule.top_ratio(record.runs, framework, steps, claim.figure)
                 row.append(_ratio(top))
         rows.append(row)
     title = f"Published of such trainings, beside this climb on {_machine(record)}"
@@ -332,16 +331,39 @@ PANELS = {  # figure -> title, and percents between which its axis runs
 LINE, TOP = 32, 36  # pixels
 
 
-def picture(ladder: Ladder, record: Record) -> Chart | None:
+@dataclass(frozen=True)
+class Program:
+    """A program as it is drawn: of each figure the value and its interval."""
+
+    title: str
+    framework: str
+    kept: bool
+    figures: dict[str, tuple[float | None, tuple[float, float] | None]]
+
+    def values(self, figure: str) -> list[float]:
+        """A value and the bounds of its interval."""
+        value, ci = self.figures.get(figure, (None, None))
+        return [] if value is None else [value, *(ci or ())]
+
+    def shapes(self, axis: Scale, y: float, figure: str) -> list[Any]:
+        """A mark at its value, with its interval."""
+        if not self.values(figure):
+            return []
+        value, ci = self.figures[figure]
+        tip = f"{FRAMEWORKS[self.framework]}: {number(value)}"
+        around = [Line(axis(ci[0]), y, axis(ci[1]), y, f"interval {self.framework}")] if ci else []
+        return [*around, Mark(axis(value), y, self.framework, not self.kept, tip)]
+
+
+def picture(ladder: Ladder, record: Climbed) -> Chart | None:
     """Both frameworks' climbs side by side: time and memory to plain, and quality, rung by rung."""
-    climbs = climbs_of(ladder, record)
-    rows = _rows(ladder, record, climbs)
+    rows = _rows(ladder, record)
     if not rows:
         return None
     bottom = TOP + LINE * len(rows) + 6
     shapes: list[Any] = []
     for figure, (title, left, right) in PANELS.items():
-        values = [v for row in rows for _, f in row[1] for v in _values(f.get(figure))]
+        values = [v for row in rows.values() for program in row for v in program.values(figure)]
         if not values:
             continue
         axis = scale(values, left, right, log=figure != "quality")
@@ -351,68 +373,47 @@ def picture(ladder: Ladder, record: Record) -> Chart | None:
         shapes += across(axis, TOP - 14, bottom)
         if figure != "quality" and axis.low < 1 < axis.high:
             shapes.append(Line(axis(1), TOP - 14, axis(1), bottom, "one"))
-        for place, (_, found) in enumerate(rows):
-            for framework, figures in found:
-                if figure in figures:
-                    y = TOP + LINE * place + (8 if framework == "pt" else 18)
-                    shapes += _mark(axis, y, framework, figures[figure], figures["kept"])
-    for place, (title, _) in enumerate(rows):
+        for place, row in enumerate(rows.values()):
+            for program in row:
+                y = TOP + LINE * place + (8 if program.framework == "pt" else 18)
+                shapes += program.shapes(axis, y, figure)
+    for place, title in enumerate(rows):
         y = TOP + LINE * place
         if place % 2:
             shapes.insert(0, Box(0, y, 100, LINE, "band"))
         shapes.append(Label(0, y + 17, title, "label-line"))
     return Chart(
         title=f"{ladder.title}, rung by rung",
-        description=_in_words(rows),
+        description=" ".join(f"{title}: {_in_words(row)}." for title, row in rows.items()),
         height=bottom + 20,
         shapes=shapes,
         key=[*FRAMEWORKS.items(), ("told", "stays"), ("open", "hurts or is not decided")],
     )
 
 
-def _rows(ladder: Ladder, record: Record, climbs: Climbs) -> list[tuple[str, list]]:
-    """Title -> (framework, figure -> (value, interval)) of each program; "kept": whether it is."""
-    rows: dict[str, list] = {}
-    for framework, steps in climbs.items():
+def _rows(ladder: Ladder, record: Climbed) -> dict[str, list[Program]]:
+    """Title -> the program in each framework, from plain to the top."""
+    rows = {title: [] for title in ("plain", *(rung.title for rung in ladder.rungs))}
+    for framework, steps in climbs_of(ladder, record).items():
         if plain := _plain(record, framework, steps):
-            figures: dict[str, Any] = {"iteration": (1.0, None), "memory": (1.0, None)}
-            figures |= {"quality": (plain.get("quality"), None), "kept": True}
-            rows.setdefault("plain", []).append((framework, figures))
+            figures = {"iteration": (1.0, None), "memory": (1.0, None)}
+            figures["quality"] = (plain.get("quality"), None)
+            rows["plain"].append(Program("plain", framework, True, figures))
         for step in steps:
             if step.figures and step.plain_by:
-                by = {name: (r.ratio, r.ci) for name, r in step.plain_by.items()}
-                by |= {"quality": (step.figures.get("quality"), None), "kept": step.state == "kept"}
-                rows.setdefault(step.rung.title, []).append((framework, by))
-    order = ["plain", *(rung.title for rung in ladder.rungs)]
-    return [(title, rows[title]) for title in order if title in rows]
+                figures = {name: (r.ratio, r.ci) for name, r in step.plain_by.items()}
+                figures["quality"] = (step.figures.get("quality"), None)
+                title = step.rung.title
+                rows[title].append(Program(title, framework, step.state == "kept", figures))
+    return {title: row for title, row in rows.items() if row}
 
 
-def _values(found: tuple | None) -> list[float]:
-    """A value and the bounds of its interval."""
-    if not found or found[0] is None:
-        return []
-    return [found[0], *(found[1] or ())]
-
-
-def _mark(axis: Scale, y: float, side: str, found: tuple, kept: bool) -> list[Any]:
-    value, ci = found
-    if value is None:
-        return []
-    shapes: list[Any] = []
-    if ci:
-        shapes.append(Line(axis(ci[0]), y, axis(ci[1]), y, f"interval {side}"))
-    return [*shapes, Mark(axis(value), y, side, not kept, f"{FRAMEWORKS[side]}: {number(value)}")]
-
-
-def _in_words(rows: list[tuple[str, list]]) -> str:
-    """Every row of the picture as a sentence."""
-    said = []
-    for title, found in rows:
-        each = [
-            f"{FRAMEWORKS[side]} iteration {number(figures['iteration'][0])} of plain, quality "
-            f"{number(figures['quality'][0])}{'' if figures['kept'] else ' (hurts or is open)'}"
-            for side, figures in found
-            if "iteration" in figures
-        ]
-        said.append(f"{title}: {'; '.join(each)}.")
-    return " ".join(said)
+def _in_words(row: list[Program]) -> str:
+    """A row of the picture in words."""
+    return "; ".join(
+        f"{FRAMEWORKS[program.framework]} iteration {number(program.figures['iteration'][0])} of "
+        f"plain, quality {number(program.figures['quality'][0])}"
+        f"{'' if program.kept else ' (hurts or is open)'}"
+        for program in row
+        if "iteration" in program.figures
+    )

@@ -21,8 +21,6 @@ Against the plain program a rung stands at the product of the ratios up to it, e
 its own program below, since a machine's speed may drift between the first rung and the last. In the
 end the plain program, the whole stack, and each rung alone on the plain program run next to one
 another: what the parts promise is the product of their ratios.
-
-A run is {"stage", "block", "framework", "rungs", "status", "reason", "metrics", "evidence"}.
 """
 
 from __future__ import annotations
@@ -36,9 +34,10 @@ import numpy as np
 
 from bench.analysis.certificates import difference
 from bench.analysis.sequential import PRIOR
-from bench.analysis.values import at, is_number
 from bench.analysis.verdicts import Interval, Ratio, compare, quantile, summed, t_interval
 from bench.ladders.ladder import JUDGED, Ladder, Rung
+from bench.ladders.record import Climbed, Run, Rungs
+from bench.record import Block, Case
 
 PARTS = "parts"  # the stage in which each rung stands alone beside the stack
 MULTIPLIED = ("iteration", "memory")  # figures of which the parts promise a product
@@ -47,7 +46,7 @@ COMPARED = ("iteration", "memory", "whole", "latency", "size")  # ratios to the 
 FIGURES = (*COMPARED, "epoch", "samples_per_s", "utilisation", "fluctuation", "whole_memory")
 FIGURES += ("host_memory", "device_utilisation", "device_fluctuation", "quality", "first_step")
 
-Rungs = tuple[str, ...]
+Pairs = list[tuple[Run, Run]]  # of a program and another, block by block
 Values = dict[str, list[float]]  # figure -> of each pair the log ratio, or by how much it is better
 
 
@@ -89,33 +88,33 @@ class Step:
         return ci is not None and ci[1] < 1
 
 
-def climb(ladder: Ladder, runs: Sequence[dict], framework: str, blocks: int) -> list[Step]:
+def climb(ladder: Ladder, runs: Sequence[Run], framework: str, blocks: int) -> list[Step]:
     """The rungs in order, up to the first that is still open."""
-    own = [run for run in runs if run["framework"] == framework]
+    of_framework = [run for run in runs if run.framework == framework]
     steps: list[Step] = []
     for rung in ladder.rungs:
         below = steps[-1].stands if steps else ()
         if framework in rung.nothing:
             steps.append(Step(rung, below, below, "nothing", rung.nothing[framework]))
             continue
-        steps.append(_step(ladder, rung, below, own, blocks, steps))
+        steps.append(_step(ladder, rung, below, of_framework, blocks, steps))
         if steps[-1].state == "open":
             break
     return steps
 
 
-def climbs_of(ladder: Ladder, record: dict) -> dict[str, list[Step]]:
+def climbs_of(ladder: Ladder, record: Climbed) -> dict[str, list[Step]]:
     """Framework -> the rungs of a record."""
     return {
-        framework: climb(ladder, record["runs"], framework, record["blocks"])
-        for framework in record["frameworks"]
+        framework: climb(ladder, record.runs, framework, record.blocks)
+        for framework in record.frameworks
     }
 
 
 def _step(
-    ladder: Ladder, rung: Rung, below: Rungs, runs: list[dict], blocks: int, before: list[Step]
+    ladder: Ladder, rung: Rung, below: Rungs, runs: list[Run], blocks: int, before: list[Step]
 ) -> Step:
-    here = [run for run in runs if run["stage"] == rung.name]
+    here = [run for run in runs if run.stage == rung.name]
     rungs = (*below, rung.name)
     pairs = _pairs(here, rungs, below)
     values = _values(ladder, pairs)
@@ -139,42 +138,33 @@ def _step(
     )
 
 
-def _pairs(runs: list[dict], ours: Rungs, theirs: Rungs) -> list[tuple[dict, dict]]:
-    """The metrics of both programs, block by block, where both ended well."""
-    own, other = _by_block(runs, ours), _by_block(runs, theirs)
-    return [(own[block], other[block]) for block in sorted(own.keys() & other.keys())]
+def _pairs(runs: list[Run], rungs: Rungs, others: Rungs) -> Pairs:
+    """The runs of both programs, block by block, where both ended well."""
+    first, second = _by_block(runs, rungs), _by_block(runs, others)
+    return [(first[block], second[block]) for block in sorted(first.keys() & second.keys())]
 
 
-def _by_block(runs: list[dict], rungs: Rungs) -> dict[int, dict]:
-    """The metrics of a program in each block in which it ended well."""
-    return {
-        run["block"]: run["metrics"]
-        for run in runs
-        if run["status"] == "OK" and tuple(run["rungs"]) == rungs
-    }
+def _by_block(runs: list[Run], rungs: Rungs) -> dict[int, Run]:
+    """The run of a program in each block in which it ended well."""
+    return {run.block: run for run in runs if run.status == "OK" and run.rungs == rungs}
 
 
-def _value(metrics: dict, figure: str) -> float | None:
-    value = at(metrics, figure, "value")
-    return value if is_number(value) else None
-
-
-def _values(ladder: Ladder, pairs: list[tuple[dict, dict]]) -> Values:
+def _values(ladder: Ladder, pairs: Pairs) -> Values:
     """What each pair says of each figure that all of them have."""
-    found = {name: logs for name in COMPARED if (logs := _log_ratios(pairs, name))}
-    both = [(_value(ours, "quality"), _value(theirs, "quality")) for ours, theirs in pairs]
+    values = {name: logs for name in COMPARED if (logs := _log_ratios(pairs, name))}
+    both = [(run.value("quality"), other.value("quality")) for run, other in pairs]
     if both and not any(value is None for pair in both for value in pair):
         sign = 1 if ladder.more_is_better else -1
-        found["quality"] = [sign * (ours - theirs) for ours, theirs in both]
-    return found
+        values["quality"] = [sign * (quality - other) for quality, other in both]
+    return values
 
 
-def _log_ratios(pairs: list[tuple[dict, dict]], figure: str) -> list[float]:
+def _log_ratios(pairs: Pairs, figure: str) -> list[float]:
     """The log ratio of a figure of each pair; nothing where one lacks it."""
-    values = [(_value(ours, figure), _value(theirs, figure)) for ours, theirs in pairs]
+    values = [(run.value(figure), other.value(figure)) for run, other in pairs]
     if any(not value or value < 0 for pair in values for value in pair):
         return []
-    return [log(ours / theirs) for ours, theirs in values]
+    return [log(value / other) for value, other in values]
 
 
 def _kin(steps: list[Step], figure: str) -> list[list[float]]:
@@ -184,9 +174,9 @@ def _kin(steps: list[Step], figure: str) -> list[list[float]]:
 
 def _ratio(logs: list[float], kin: list[list[float]]) -> Ratio:
     """The ratio that these log ratios are of."""
-    found, freedom = _interval(logs, kin)
-    ci = None if found.low is None else (exp(found.low), exp(found.high))
-    return Ratio(exp(found.mean), ci, found.sd, found.n, None, freedom=freedom)
+    mean, freedom = _interval(logs, kin)
+    ci = mean.ci and (exp(mean.low), exp(mean.high))
+    return Ratio(exp(mean.mean), ci, mean.sd, mean.n, None, freedom=freedom)
 
 
 def _interval(values: list[float], kin: list[list[float]]) -> tuple[Interval, float]:
@@ -207,7 +197,7 @@ def _interval(values: list[float], kin: list[list[float]]) -> tuple[Interval, fl
 def _judged(
     ladder: Ladder,
     rung: Rung,
-    runs: list[dict],
+    runs: list[Run],
     rungs: Rungs,
     values: Values,
     ratios: dict[str, Ratio],
@@ -216,10 +206,10 @@ def _judged(
 ) -> tuple[str, str | None]:
     """The state of a rung, and why it is not kept."""
     for run in runs:
-        whose = "" if tuple(run["rungs"]) == rungs else "the program below: "
-        if run["status"] != "OK":
-            return "failed", f"{whose}{run['reason']}"
-        if _value(run["metrics"], "quality") is None:
+        whose = "" if run.rungs == rungs else "the program below: "
+        if run.status != "OK":
+            return "failed", f"{whose}{run.reason}"
+        if run.value("quality") is None:
             return "failed", f"{whose}its quality is no number"
     far = next(iter(values.get(rung.judged, ())), 0.0)
     if rung.judged != "quality" and far > log(FAR):
@@ -243,29 +233,27 @@ def hurts(
     return None
 
 
-def means(runs: Sequence[dict], rungs: Rungs) -> dict[str, float]:
+def means(runs: Sequence[Run], rungs: Rungs) -> dict[str, float]:
     """The mean of each figure over the runs of a program; its first step is that of the first run.
 
     Later ones find what a compiler has left on the disk.
     """
-    good = [r for r in runs if r["status"] == "OK" and tuple(r["rungs"]) == tuple(rungs)]
-    good.sort(key=lambda run: run["block"])
-    found = {}
+    ended = dict(sorted(_by_block(runs, rungs).items())).values()
+    figures = {}
     for name in FIGURES:
-        values = [v for run in good if (v := _value(run["metrics"], name)) is not None]
+        values = [value for run in ended if (value := run.value(name)) is not None]
         if values:
-            found[name] = values[0] if name == "first_step" else fmean(values)
-    return found
+            figures[name] = values[0] if name == "first_step" else fmean(values)
+    return figures
 
 
 def _chained(ratios: dict[str, Ratio], before: list[Step]) -> dict[str, Ratio]:
     """The ratios to the plain program: products with those of all rungs below that were kept."""
-    found = {}
-    for name, ratio in ratios.items():
-        kept = [step.below_by for step in before if step.state == "kept"]
-        chain = [each[name] for each in kept if name in each]
-        found[name] = product([*chain, ratio])
-    return found
+    kept = [step.below_by for step in before if step.state == "kept"]
+    return {
+        name: product([*(by[name] for by in kept if name in by), ratio])
+        for name, ratio in ratios.items()
+    }
 
 
 def product(ratios: list[Ratio]) -> Ratio:
@@ -306,32 +294,37 @@ def parts_of(steps: list[Step]) -> list[Rungs]:
     return list(dict.fromkeys([(), *alone, tuple(parts), steps[-1].stands]))
 
 
-def promises(runs: Sequence[dict], framework: str, steps: list[Step]) -> dict[str, Promise]:
+def promises(runs: Sequence[Run], framework: str, steps: list[Step]) -> dict[str, Promise]:
     """Figure -> what the parts promised and the stack gave, from the blocks that have all."""
     programs = parts_of(steps)
-    here = [r for r in runs if r["stage"] == PARTS and r["framework"] == framework]
+    here = _last(runs, framework)
     names = [s.rung.name for s in steps if s.state == "kept" and s.rung.judged in MULTIPLIED]
     if not programs or not names:
         return {}
-    found = {}
+    made = {}
     for figure in MULTIPLIED:
         by = {rungs: _by_log(here, rungs, figure) for rungs in programs[1:]}
         blocks = sorted(set.intersection(*(set(logs) for logs in by.values()))) if by else []
         if not blocks:
             continue
         kin = _kin(steps, figure)
-        ratios = {rungs: _ratio([own[b] for b in blocks], kin) for rungs, own in by.items()}
-        found[figure] = Promise(
+        ratios = {rungs: _ratio([logs[b] for b in blocks], kin) for rungs, logs in by.items()}
+        made[figure] = Promise(
             compare([sum(by[(name,)][block] for name in names) for block in blocks]),
             ratios[tuple(names)],
             ratios.get(steps[-1].stands),
             {name: ratios[(name,)] for name in names},
         )
-    return found
+    return made
+
+
+def _last(runs: Sequence[Run], framework: str) -> list[Run]:
+    """The runs of the last stage of a framework."""
+    return [run for run in runs if (run.stage, run.framework) == (PARTS, framework)]
 
 
 def top_quality(
-    ladder: Ladder, runs: Sequence[dict], framework: str, steps: list[Step]
+    ladder: Ladder, runs: Sequence[Run], framework: str, steps: list[Step]
 ) -> Interval | None:
     """How much better the top of the ladder is than the plain program, run next to each other."""
     values = _values(ladder, _top_pairs(runs, framework, steps))
@@ -340,85 +333,89 @@ def top_quality(
     return t_interval(values["quality"])
 
 
-def top_ratio(runs: Sequence[dict], framework: str, steps: list[Step], figure: str) -> Ratio | None:
+def top_ratio(runs: Sequence[Run], framework: str, steps: list[Step], figure: str) -> Ratio | None:
     """The ratio of a figure of the top of the ladder to the plain program's, likewise."""
     logs = _log_ratios(_top_pairs(runs, framework, steps), figure)
     return _ratio(logs, _kin(steps, figure)) if logs else None
 
 
-def between(runs: Sequence[dict], climbs: dict[str, list[Step]], figure: str) -> list[Ratio | None]:
+def between(runs: Sequence[Run], climbs: dict[str, list[Step]], figure: str) -> list[Ratio | None]:
     """The ratios of a figure of PyTorch to TensorFlow: of the plain programs, and of the tops."""
     if set(climbs) != {"pt", "tf"} or not all(map(parts_of, climbs.values())):
         return [None, None]
-    last = {f: [r for r in runs if (r["stage"], r["framework"]) == (PARTS, f)] for f in climbs}
-    found = []
+    ratios = []
     for programs in ({"pt": (), "tf": ()}, {f: steps[-1].stands for f, steps in climbs.items()}):
-        both = {f: _by_block(last[f], programs[f]) for f in climbs}
-        blocks = sorted(both["pt"].keys() & both["tf"].keys())
-        logs = _log_ratios([(both["pt"][block], both["tf"][block]) for block in blocks], figure)
-        found.append(_ratio(logs, []) if logs else None)
-    return found
+        pt, tf = (_by_block(_last(runs, f), programs[f]) for f in ("pt", "tf"))
+        pairs = [(pt[block], tf[block]) for block in sorted(pt.keys() & tf.keys())]
+        logs = _log_ratios(pairs, figure)
+        ratios.append(_ratio(logs, []) if logs else None)
+    return ratios
 
 
-def _top_pairs(runs: Sequence[dict], framework: str, steps: list[Step]) -> list[tuple[dict, dict]]:
+def _top_pairs(runs: Sequence[Run], framework: str, steps: list[Step]) -> Pairs:
     if not steps or steps[-1].state == "open" or not steps[-1].stands:
         return []
-    here = [r for r in runs if r["stage"] == PARTS and r["framework"] == framework]
-    return _pairs(here, steps[-1].stands, ())
+    return _pairs(_last(runs, framework), steps[-1].stands, ())
 
 
-def _by_log(runs: list[dict], rungs: Rungs, figure: str) -> dict[int, float]:
+def _by_log(runs: list[Run], rungs: Rungs, figure: str) -> dict[int, float]:
     """Block -> the log of the ratio of a figure to the plain program's."""
-    found = {}
-    for block in sorted({run["block"] for run in runs}):
-        pair = _pairs([run for run in runs if run["block"] == block], rungs, ())
-        if logs := _log_ratios(pair, figure):
-            (found[block],) = logs
-    return found
+    by_block = {}
+    for run, plain in _pairs(runs, rungs, ()):
+        if logs := _log_ratios([(run, plain)], figure):
+            (by_block[run.block],) = logs
+    return by_block
 
 
 # Certificates -------------------------------------------------------------------------------------
 
 
-def apart(ladder: Ladder, runs: Sequence[dict], stage: str, climbs: dict) -> str | None:
+def twin_difference(
+    ladder: Ladder, runs: Sequence[Run], stage: str, climbs: dict[str, list[Step]]
+) -> str | None:
     """Why the twins of a rung did not do the same work by their first losses; None if they did.
 
     "another computation" where one of them has a rung that changes the losses by design and the
     other has it not; "not measured" where one of them did not run.
     """
-    cases = []
+    twins = []
     for framework, steps in climbs.items():
         step = next((step for step in steps if step.rung.name == stage), None)
         if step is None or not step.figures:
             return "not measured"
-        cases.append(_case(ladder, runs, stage, framework, step.rungs))
-    changed = [{r.name for r in ladder.rungs if r.changes and r.name in c["rungs"]} for c in cases]
-    if len(cases) < 2:
+        twins.append((step.rungs, _case(ladder, runs, stage, framework, step.rungs)))
+    if len(twins) < 2:
         return "not measured"
-    if changed[0] != changed[1]:
+    (rungs, one), (other_rungs, other) = twins
+    if any((r.name in rungs) != (r.name in other_rungs) for r in ladder.rungs if r.changes):
         return "another computation"
-    blocks = [{run["block"] for run in case["blocks"]} for case in cases]
-    if not blocks[0] & blocks[1]:
+    if {block.block for block in one.blocks}.isdisjoint(block.block for block in other.blocks):
         return "not measured"
-    return difference(*cases)
+    return difference(one, other)
 
 
-def _case(ladder: Ladder, runs, stage: str, framework: str, rungs: Rungs) -> dict:
+def _case(ladder: Ladder, runs: Sequence[Run], stage: str, framework: str, rungs: Rungs) -> Case:
     """A rung's runs in the form in which certificates are compared."""
-    good = [
-        {"block": run["block"], **run["evidence"]}
-        for run in runs
-        if (run["stage"], run["framework"], tuple(run["rungs"])) == (stage, framework, rungs)
-        and run["status"] == "OK"
-    ]
+    here = [run for run in runs if (run.stage, run.framework) == (stage, framework)]
     tolerances = [r.loss_tolerance for r in ladder.rungs if r.name in rungs and r.loss_tolerance]
-    return {
-        "framework": framework,
-        "flavour": None,
-        "variant": stage,
-        "rungs": rungs,
-        "changes_math": False,
-        "changes_weights": False,
-        "loss_tolerance": max([ladder.spec.parity, *tolerances]),
-        "blocks": good,
-    }
+    return Case(
+        id=f"{framework}/{stage}",
+        technique=ladder.name,
+        framework=framework,
+        variant=stage,
+        role="variant",
+        task=ladder.task,
+        batch_size=ladder.batch,
+        status="OK",
+        loss_tolerance=max([ladder.spec.parity, *tolerances]),
+        blocks=[
+            Block(
+                match=0,
+                block=block,
+                losses=run.evidence.losses,
+                weights_sha256=run.evidence.weights_sha256,
+            )
+            for block, run in _by_block(here, rungs).items()
+            if run.evidence
+        ],
+    )

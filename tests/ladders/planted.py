@@ -6,7 +6,10 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import convert
+
 from bench.ladders.ladder import Ladder, Published, Rung
+from bench.record import Metric
 from shared import datasets
 from shared.specs import TASKS
 
@@ -64,7 +67,12 @@ def figures(rungs, seed: int) -> dict[str, dict]:
     each *= 1 + noise.gauss(0, 0.01)
     found = {"iteration": each, "memory": memory, "quality": quality + noise.gauss(0, 0.1)}
     found |= {"first_step": 1.0 / (1 + seed), "whole": 10 * each, "latency": each, "size": 1e6}
-    return {name: {"value": value, "unit": "", "samples": None} for name, value in found.items()}
+    return {name: {"value": value, "unit": ""} for name, value in found.items()}
+
+
+def metrics(rungs, seed: int) -> dict[str, Metric]:
+    """The same as they stand in a record."""
+    return convert(figures(rungs, seed), dict[str, Metric])
 
 
 def _note(settings: dict, rungs: list) -> None:

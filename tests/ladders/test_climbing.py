@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from dataclasses import replace
 
 import pytest
+from msgspec import to_builtins
+from msgspec.structs import replace as replaced
 
 from bench.harness import isolated_measurements, machine
 from bench.harness.durations import USUAL_BYTES
 from bench.harness.folders import alone
 from bench.ladders import climbing, command, report, rule, training
+from bench.ladders.record import Conditions, Run, load
+from bench.record import encode
 from bench.report.svg import standalone
 from shared.specs import parameter_count
 from shared.utilization import Gpu
 from tests.conftest import LIMITS
-from tests.ladders.planted import LADDER, SHORT, figures
+from tests.ladders.planted import LADDER, SHORT, metrics
 
 pytestmark = pytest.mark.timeout(300)
 BLOCKS = 2
@@ -46,29 +49,30 @@ def whole(fakes_in_module, results_folder, tmp_path_factory):
     return record, folder
 
 
-def by_place(record):
-    return {
-        (r["stage"], r["block"], r["framework"], *r["rungs"]): (r["status"], r["metrics"])
-        for r in record["runs"]
-    }
+def by_place(runs):
+    return {(*run.pair, run.rungs): (run.status, to_builtins(run.metrics)) for run in runs}
+
+
+def killed(run):
+    return run.but(status="FAILED", reason="probe: it was killed", metrics={})
 
 
 def test_a_climb_leaves_out_what_hurts_and_writes_it_down(whole):
     record, folder = whole
-    assert json.loads((folder / climbing.FILE).read_text()) == json.loads(json.dumps(record))
-    assert record["finished"]
-    steps = rule.climb(LADDER, record["runs"], "pt", BLOCKS)
+    assert (folder / climbing.FILE).read_bytes() == encode(record) == encode(load(folder))
+    assert record.finished
+    steps = rule.climb(LADDER, record.runs, "pt", BLOCKS)
     states = {step.rung.name: step.state for step in steps}
     assert (states["quick"], states["slow"], states["broken"]) == ("kept", "left out", "failed")
     (reason,) = {s.reason for s in steps if s.state == "failed"}
     assert "it broke" in reason
-    stages = list(dict.fromkeys(r["stage"] for r in record["runs"]))
+    stages = list(dict.fromkeys(r.stage for r in record.runs))
     assert stages == [*(rung.name for rung in LADDER.rungs), rule.PARTS]
 
 
 def test_pairs_stand_next_to_each_other_and_turn(whole):
     record, _ = whole
-    order = [(r["block"], r["framework"], len(r["rungs"])) for r in record["runs"]][:8]
+    order = [(r.block, r.framework, len(r.rungs)) for r in record.runs][:8]
     assert order == [
         (0, "pt", 0), (0, "pt", 1), (0, "tf", 0), (0, "tf", 1),
         (1, "tf", 1), (1, "tf", 0), (1, "pt", 1), (1, "pt", 0),
@@ -92,7 +96,7 @@ def test_programs_of_a_pair_take_turns_epoch_by_epoch(fakes_in_module, results_f
     assert turns[: 2 * len(pair)] == pair * 2
     # In the end plain, the part alone (which is the stack and the top, too).
     assert turns[2 * len(pair) :] == pair * 2
-    assert [run["status"] for run in record["runs"]] == ["OK"] * 8
+    assert [run.status for run in record.runs] == ["OK"] * 8
 
 
 def test_only_programs_that_fit_into_memory_are_alive_together(
@@ -117,7 +121,7 @@ def test_only_programs_that_fit_into_memory_are_alive_together(
     assert max(map(len, together)) == 2
     ended = together[-2] + together[-1]
     assert sorted(ended) == ["last", "plain", "quick", "quick+last"]
-    assert all(run["status"] == "OK" for run in record["runs"])
+    assert all(run.status == "OK" for run in record.runs)
 
 
 @pytest.fixture(scope="module")
@@ -134,17 +138,17 @@ def failing(fakes_in_module, results_folder, tmp_path_factory):
 
 def test_a_program_that_fails_between_its_turns_leaves_the_others_theirs(failing):
     _, record, _ = failing
-    failed = [run for run in record["runs"] if run["status"] == "FAILED"]
-    assert [run["rungs"] for run in failed] == [["quick", "late"]]
-    assert "too late" in failed[0]["reason"]
-    beside = next(r for r in record["runs"] if r["stage"] == "late" and r["rungs"] == ["quick"])
-    assert beside["status"] == "OK"
-    assert beside["metrics"]["iteration"]["value"] > 0
+    failed = [run for run in record.runs if run.status == "FAILED"]
+    assert [run.rungs for run in failed] == [("quick", "late")]
+    assert "too late" in failed[0].reason
+    beside = next(r for r in record.runs if r.stage == "late" and r.rungs == ("quick",))
+    assert beside.status == "OK"
+    assert beside.value("iteration") > 0
 
 
 def test_a_program_whose_quality_is_no_number_has_failed_and_the_climb_goes_on(failing):
     ladder, record, folder = failing
-    steps = rule.climb(ladder, climbing.load(folder)["runs"], "pt", 1)
+    steps = rule.climb(ladder, load(folder).runs, "pt", 1)
     told = {step.rung.name: (step.state, step.reason) for step in steps}
     assert told.pop("late")[0] == "failed"
     assert told == {"diverging": ("failed", "its quality is no number"), "quick": ("kept", None)}
@@ -153,21 +157,19 @@ def test_a_program_whose_quality_is_no_number_has_failed_and_the_climb_goes_on(f
 
 def test_what_failed_in_the_end_is_said(whole):
     record, _ = whole
-    runs = [dict(run) for run in record["runs"]]
-    run = next(r for r in runs if r["stage"] == rule.PARTS and r["rungs"] == ["quick"])
-    run |= {"status": "FAILED", "reason": "probe: it was killed", "metrics": {}}
-    said = report.as_text(LADDER, record | {"runs": runs}, 1000)
+    run = next(r for r in record.runs if r.stage == rule.PARTS and r.rungs == ("quick",))
+    runs = [killed(each) if each is run else each for each in record.runs]
+    said = report.as_text(LADDER, replaced(record, runs=runs), 1000)
     assert "In the end PyTorch's quick: probe: it was killed." in said
     assert "In the end" not in report.as_text(LADDER, record, 1000)
-    alone = [r | {"together": 1} for r in record["runs"]]
-    assert "ran after each other" in report.as_text(LADDER, record | {"runs": alone}, 1000)
+    alone = [each.but(together=1) for each in record.runs]
+    assert "ran after each other" in report.as_text(LADDER, replaced(record, runs=alone), 1000)
 
 
 def test_frameworks_on_unlike_devices_are_not_compared(whole):
     record, _ = whole
-    devices = {"pt": "cuda:0", "tf": "cpu"}
-    environment = record["environment"] | {"devices": devices}
-    said = report.as_text(LADDER, record | {"environment": environment}, 1000)
+    environment = record.environment.but(devices={"pt": "cuda:0", "tf": "cpu"})
+    said = report.as_text(LADDER, replaced(record, environment=environment), 1000)
     assert "they are not compared" in said
     assert "PyTorch / TensorFlow, time" not in said
 
@@ -180,7 +182,7 @@ def test_a_climb_that_ends_before_it_begins_can_be_taken_up(results_folder, tmp_
     record = begin(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         climb(record, tmp_path, results_folder)
-    assert climbing.load(tmp_path)["runs"] == []
+    assert load(tmp_path).runs == []
 
 
 def test_a_climb_that_was_interrupted_goes_on_to_the_same_end(
@@ -200,36 +202,35 @@ def test_a_climb_that_was_interrupted_goes_on_to_the_same_end(
 
     with pytest.raises(KeyboardInterrupt):
         climb(record, tmp_path, results_folder, SHORT, say=say)
-    left = climbing.load(tmp_path)
-    assert len(left["runs"]) == number
-    assert not left["finished"]
-    left["runs"][4] |= {"status": "FAILED", "reason": "probe: it was killed", "metrics": {}}
-    left["resumed"].append("now")
+    left = load(tmp_path)
+    assert len(left.runs) == number
+    assert not left.finished
+    left.runs[4] = killed(left.runs[4])
+    left.resumed.append("now")
     ended, _ = climb(left, tmp_path, results_folder, SHORT)
     assert ended
     names = {rung.name for rung in SHORT.rungs}
-    both = [
-        {"runs": [run for run in each["runs"] if run["stage"] in names]}
-        for each in (left, whole[0])
-    ]
+    both = [[run for run in each.runs if run.stage in names] for each in (left, whole[0])]
     assert by_place(both[0]) == by_place(both[1])
-    ours, theirs = ([(r["block"], r["rungs"]) for r in each["runs"]] for each in both)
-    assert ours == theirs
-    parts = [run for run in left["runs"] if run["stage"] == rule.PARTS]
+    resumed, straight = ([(run.block, run.rungs) for run in runs] for runs in both)
+    assert resumed == straight
+    parts = [run for run in left.runs if run.stage == rule.PARTS]
     assert parts
-    assert all(run["metrics"] == figures(run["rungs"], run["block"]) for run in parts)
+    assert all(
+        to_builtins(run.metrics) == to_builtins(metrics(run.rungs, run.block)) for run in parts
+    )
 
 
 def test_a_pair_that_failed_before_does_not_hide_one_that_was_cut_off(
     whole, fakes_in_module, results_folder, tmp_path
 ):
     record = begin(tmp_path)
-    record |= {key: whole[0][key] for key in ("environment", "task")}
-    record |= {"runs": [dict(run) for run in whole[0]["runs"][:7]], "resumed": ["now"]}
-    record["runs"][2] |= {"status": "FAILED", "reason": "probe: it was killed", "metrics": {}}
+    record.environment, record.task, record.resumed = whole[0].environment, whole[0].task, ["now"]
+    record.runs = whole[0].runs[:7]
+    record.runs[2] = killed(record.runs[2])
     ended, _ = climb(record, tmp_path, results_folder, replace(LADDER, rungs=LADDER.rungs[:1]))
     assert ended
-    pairs = [run["together"] for run in record["runs"] if run["stage"] == "quick"]
+    pairs = [run.together for run in record.runs if run.stage == "quick"]
     assert pairs == [2] * 8
 
 
@@ -239,9 +240,11 @@ def test_what_is_left_follows_the_plan_first_and_then_what_runs_took(tmp_path):
     # Two programs a rung, each part alone, plain, their stack and the top; TensorFlow has one less.
     planned = (2 * 7 + 6 + 3 + 2 * 6 + 5 + 3) * BLOCKS
     assert climbed.left_s() == planned * LADDER.seconds
-    record["runs"] = [{"seconds": 3.0}, {"seconds": 5.0}]
+    fields = {"stage": "", "block": 0, "framework": "pt", "rungs": (), "status": "OK"}
+    fields |= {"reason": None, "metrics": {}, "evidence": None}
+    record.runs = [Run(**fields, seconds=seconds) for seconds in (3.0, 5.0)]
     assert climbed.left_s() == (planned - 2) * 4.0
-    record["runs"] *= planned
+    record.runs *= planned
     assert climbed.left_s() == 0
 
 
@@ -249,7 +252,7 @@ def test_a_climb_ends_in_time(fakes_in_module, results_folder, tmp_path):
     record = begin(tmp_path, blocks=1)
     ended, _ = climb(record, tmp_path, results_folder, minutes=1e-6)
     assert not ended
-    assert not climbing.load(tmp_path)["finished"]
+    assert not load(tmp_path).finished
 
 
 def test_a_climb_is_gone_on_with_by_one_process(tmp_path):
@@ -264,8 +267,8 @@ def test_a_climb_does_not_go_on_under_other_conditions(
     whole, fakes_in_module, results_folder, tmp_path
 ):
     shutil.copy(whole[1] / climbing.FILE, tmp_path)
-    record = climbing.load(tmp_path)
-    record["environment"]["cpu"] = "another"
+    record = load(tmp_path)
+    record.environment = record.environment.but(cpu="another")
     with pytest.raises(ValueError, match="other conditions: cpu was another"):
         climb(record, tmp_path, results_folder)
 
@@ -274,8 +277,9 @@ def test_a_climb_does_not_go_on_under_other_conditions(
     ("text", "said"),
     [
         ("{", "no JSON"),
-        ("{}", "no record of a ladder"),
-        ('{"schema_version": 1, "ladder": "planted"}', "has no command"),
+        ("{}", "no record of a ladder: object missing required field `ladder`"),
+        ('{"schema_version": 1, "ladder": "planted"}', "missing required field `command`"),
+        ('{"schema_version": 1, "ladder": 1}', "ladder: expected `str`"),
         (None, "No such file"),
     ],
 )
@@ -283,7 +287,7 @@ def test_a_damaged_record_is_refused_in_one_line(tmp_path, text, said):
     if text is not None:
         (tmp_path / climbing.FILE).write_text(text)
     with pytest.raises(ValueError, match=said) as caught:
-        climbing.load(tmp_path)
+        load(tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -317,7 +321,7 @@ def test_the_answer_comes_first_in_both_frameworks(whole):
     climbs = report.climbs_of(LADDER, record)
     for said, (framework, steps) in zip((ours, theirs), climbs.items(), strict=True):
         for figure in ("iteration", "memory", "latency"):
-            top = rule.top_ratio(record["runs"], framework, steps, figure)
+            top = rule.top_ratio(record.runs, framework, steps, figure)
             assert report.ratio(top.ratio, top.ci) in said
         assert "Its accuracy changed by " in said
     assert ahead.startswith(
@@ -340,18 +344,18 @@ def test_what_others_published_stands_beside_the_top_of_the_ladder(whole):
     record, _ = whole
     page = report.as_markdown(LADDER, record)
     (line,) = [line for line in page.splitlines() if "before → after" in line]
-    steps = rule.climb(LADDER, record["runs"], "pt", BLOCKS)
-    top = rule.promises(record["runs"], "pt", steps)["iteration"].top
+    steps = rule.climb(LADDER, record.runs, "pt", BLOCKS)
+    top = rule.promises(record.runs, "pt", steps)["iteration"].top
     assert "a machine, a source" in line
     assert "0.500" in line
     assert report.ratio(top.ratio, top.ci) in line
-    assert f"beside this climb on {record['environment']['cpu']}" in page
+    assert f"beside this climb on {record.environment.cpu}" in page
     assert "+2" in next(line for line in page.splitlines() if "| points" in line)
 
 
 def test_a_gpu_is_named_beside_the_processor(whole):
-    environment = {"cpu": "a processor", "gpu": {"name": "a GPU"}}
-    said = report.as_text(LADDER, whole[0] | {"environment": environment})
+    environment = Conditions(cpu="a processor", gpu={"name": "a GPU"})
+    said = report.as_text(LADDER, replaced(whole[0], environment=environment))
     assert "beside this climb on a processor with a GPU" in said
 
 
@@ -374,7 +378,7 @@ def test_the_picture_has_both_frameworks_side_by_side(whole):
 
 
 def ratio_of(whole, name):
-    steps = {s.rung.name: s for s in rule.climb(LADDER, whole[0]["runs"], "pt", BLOCKS)}
+    steps = {s.rung.name: s for s in rule.climb(LADDER, whole[0].runs, "pt", BLOCKS)}
     return steps[name].plain_by["iteration"].ratio
 
 
@@ -437,15 +441,15 @@ def test_the_command_climbs_shows_and_goes_on(
     given = ["planted", "--blocks", "1", "--framework", "pt", "--results", str(results_folder)]
     assert command.main([*given, "--minutes", "0.00001"]) == 0
     folder = results_folder / "ladders" / "latest"
-    assert not climbing.load(folder)["runs"]
+    assert not load(folder).runs
     assert "goes on" in capsys.readouterr().err
     monkeypatch.chdir(tmp_path)  # it goes on from anywhere, with the data that it began with
     assert command.main(["--resume", str(folder)]) == 0
-    record = climbing.load(folder)
-    assert record["finished"]
+    record = load(folder)
+    assert record.finished
     assert not [*tmp_path.iterdir()]
-    assert all(run["status"] == "OK" for run in record["runs"])
-    assert len(record["resumed"]) == 1
+    assert all(run.status == "OK" for run in record.runs)
+    assert len(record.resumed) == 1
     assert (folder / "ladder.svg").read_text().startswith("<svg")
     assert (folder / "ladder.md").exists()
     shown = capsys.readouterr().out

@@ -10,26 +10,38 @@ import pytest
 
 from bench.analysis.verdicts import t_interval
 from bench.ladders import rule
-from tests.ladders.planted import EFFECTS, LADDER, figures
+from bench.ladders.record import Evidence, Run
+from bench.record import Metric
+from tests.ladders.planted import EFFECTS, LADDER, metrics
 
 BLOCKS = 4
 
 
+SAME = Evidence(losses=[2.0, 1.0], weights_sha256="same")
+
+
 def run(stage, block, rungs, framework="pt", **changes):
-    return {
+    fields = {
         "stage": stage,
         "block": block,
         "framework": framework,
-        "rungs": list(rungs),
+        "rungs": tuple(rungs),
         "status": "OK",
         "reason": None,
-        "metrics": figures(rungs, block),
-        "evidence": {"losses": [2.0, 1.0], "weights_sha256": "same"},
-    } | changes
+        "metrics": metrics(rungs, block),
+        "evidence": SAME,
+    }
+    return Run(**fields | changes)
 
 
 def broken(stage, block, rungs, framework="pt"):
     return run(stage, block, rungs, framework, status="FAILED", reason="it broke", metrics={})
+
+
+def times(one, factor):
+    """The run with another time of an iteration."""
+    value = factor * one.value("iteration")
+    return one.but(metrics=one.metrics | {"iteration": Metric(value=value)})
 
 
 def climbed(framework="pt", blocks=BLOCKS, ladder=LADDER):
@@ -62,7 +74,7 @@ def test_what_hurts_or_fails_is_shown_and_left_out_of_all_that_follows():
     assert "quality" in steps["careless"].reason
     assert steps["broken"].reason == "it broke"
     assert steps["slow"].figures["iteration"]  # shown
-    later = [r["rungs"] for r in runs if r["stage"] in ("lean", "wise", "last", rule.PARTS)]
+    later = [r.rungs for r in runs if r.stage in ("lean", "wise", "last", rule.PARTS)]
     assert not any({"slow", "careless", "broken"} & set(rungs) for rungs in later)
 
 
@@ -103,10 +115,10 @@ def test_the_scatter_of_the_rungs_before_counts_and_that_of_later_ones_does_not(
     assert found.high - found.mean == pytest.approx(2.776 * found.sd / 3**0.5, rel=1e-3)
     assert rule._interval(values, [[0.5]])[0] == t_interval(values)
     runs, steps = climbed()
-    noisy = [run | {"metrics": dict(run["metrics"])} for run in runs]
-    for place, each in enumerate(noisy):
-        if each["stage"] == "lean":
-            each["metrics"]["iteration"] = {"value": 1.0 + place % 3}
+    noisy = [
+        times(each, (1.0 + place % 3) / each.value("iteration")) if each.stage == "lean" else each
+        for place, each in enumerate(runs)
+    ]
     after = {step.rung.name: step for step in rule.climb(LADDER, noisy, "pt", BLOCKS)}
     for name in ("quick", "slow"):
         assert after[name].below_by == steps[name].below_by
@@ -131,9 +143,10 @@ def test_what_stays_helps_only_where_its_whole_interval_does():
 def test_frameworks_are_compared_block_by_block_plain_and_at_the_top():
     """Whatever the machine's speed was in a block."""
     runs, climbs = both()
-    for each in runs:
-        if each["framework"] == "tf" and each["metrics"]:
-            each["metrics"]["iteration"]["value"] *= 2 if each["rungs"] else 4
+    runs = [
+        times(each, 2 if each.rungs else 4) if each.framework == "tf" and each.metrics else each
+        for each in runs
+    ]
     plain, top = rule.between(runs, climbs, "iteration")
     assert plain.ratio == pytest.approx(0.25, rel=0.02)
     assert top.ratio == pytest.approx(0.5, rel=0.02)
@@ -143,11 +156,10 @@ def test_frameworks_are_compared_block_by_block_plain_and_at_the_top():
 
 
 def test_what_takes_several_times_as_long_is_left_out_after_its_first_pair():
-    pair = [run("quick", 0, ()), run("quick", 0, ("quick",))]
-    pair[1]["metrics"]["iteration"] = {"value": 2.9 * pair[0]["metrics"]["iteration"]["value"]}
-    assert rule.climb(LADDER, pair, "pt", BLOCKS)[0].state == "open"
-    pair[1]["metrics"]["iteration"] = {"value": 7.1 * pair[0]["metrics"]["iteration"]["value"]}
-    quick, slow = rule.climb(LADDER, pair, "pt", BLOCKS)
+    below = run("quick", 0, ())
+    rung = below.but(rungs=("quick",))
+    assert rule.climb(LADDER, [below, times(rung, 2.9)], "pt", BLOCKS)[0].state == "open"
+    quick, slow = rule.climb(LADDER, [below, times(rung, 7.1)], "pt", BLOCKS)
     assert quick.state == "left out"
     assert quick.reason == "time of an iteration: 7.1 times that of the program below"
     assert slow.below == ()
@@ -162,11 +174,11 @@ def test_a_single_pair_leaves_nothing_out():
 def test_an_interval_that_reaches_no_difference_leaves_nothing_out():
     below = run("quick", 0, ())
     runs = []
-    for block, times in enumerate((0.8, 1.4, 1.2)):  # slower in the mean
-        metrics = below["metrics"] | {"iteration": {"value": 0.1 * times}}
-        runs.append(run("quick", block, ("quick",), metrics=metrics))
-        metrics = below["metrics"] | {"iteration": {"value": 0.1}}
-        runs.append(run("quick", block, (), metrics=metrics))
+    for block, factor in enumerate((0.8, 1.4, 1.2)):  # slower in the mean
+        runs += [
+            times(below.but(block=block, rungs=("quick",)), factor),
+            below.but(block=block),
+        ]
     (step,) = rule.climb(replace(LADDER, rungs=LADDER.rungs[:1]), runs, "pt", 3)
     assert step.below_by["iteration"].ratio > 1
     assert step.state == "kept"
@@ -202,9 +214,12 @@ def test_what_the_parts_promise_stands_beside_what_their_stack_gave():
     assert memory.promised.ratio == pytest.approx(0.6)
     assert time.top.ratio == pytest.approx(0.54, rel=0.05)
     # A stack that gives less than its parts promise is not hidden.
-    for each in runs:
-        if each["stage"] == rule.PARTS and each["rungs"] == ["quick", "lean", "last"]:
-            each["metrics"]["iteration"]["value"] *= 1.5
+    runs = [
+        times(each, 1.5)
+        if (each.stage, each.rungs) == (rule.PARTS, ("quick", "lean", "last"))
+        else each
+        for each in runs
+    ]
     found = rule.promises(runs, "pt", list(steps.values()))["iteration"]
     assert found.gave.ratio / found.promised.ratio == pytest.approx(1.5, rel=0.05)
 
@@ -220,19 +235,23 @@ def both(changed="pt", **evidence):
     """Two climbs, one of which has other evidence in its first rung."""
     runs, climbs = [], {}
     for side in ("pt", "tf"):
-        own, steps = climbed(side)
-        for each in own:
-            if side == changed and each["stage"] == "quick":
-                each["evidence"] = each["evidence"] | evidence
-        runs += own
+        of_side, steps = climbed(side)
+        runs += [
+            each.but(evidence=SAME.but(**evidence))
+            if side == changed and each.stage == "quick"
+            else each
+            for each in of_side
+        ]
         climbs[side] = list(steps.values())
     return runs, climbs
 
 
 def test_twins_that_lose_alike_agree():
     runs, climbs = both()
-    assert rule.apart(LADDER, runs, "quick", climbs) is None
-    assert rule.apart(LADDER, runs, "careless", climbs) == "not measured"  # nothing in one of them
+    assert rule.twin_difference(LADDER, runs, "quick", climbs) is None
+    assert (
+        rule.twin_difference(LADDER, runs, "careless", climbs) == "not measured"
+    )  # nothing in one of them
 
 
 @pytest.mark.parametrize(
@@ -241,15 +260,15 @@ def test_twins_that_lose_alike_agree():
 )
 def test_twins_that_do_other_work_are_told(evidence, said):
     runs, climbs = both(**evidence)
-    assert said in rule.apart(LADDER, runs, "quick", climbs)
+    assert said in rule.twin_difference(LADDER, runs, "quick", climbs)
 
 
 def test_a_tolerance_holds_from_its_rung_on():
     runs, climbs = both(losses=[2.0, 1.001])
-    assert rule.apart(LADDER, runs, "quick", climbs)
+    assert rule.twin_difference(LADDER, runs, "quick", climbs)
     loose = [replace(LADDER.rungs[0], loss_tolerance=0.05), *LADDER.rungs[1:]]
     loose = replace(LADDER, rungs=tuple(loose))
-    assert rule.apart(loose, runs, "quick", climbs) is None
+    assert rule.twin_difference(loose, runs, "quick", climbs) is None
 
 
 def test_twins_of_which_one_left_out_what_changes_the_losses_are_no_twins():
@@ -258,4 +277,6 @@ def test_twins_of_which_one_left_out_what_changes_the_losses_are_no_twins():
         replace(s, rungs=tuple(n for n in s.rungs if n != "lean")) if s.rung.name == "last" else s
         for s in climbs["tf"]
     ]
-    assert rule.apart(LADDER, runs, "last", climbs | {"tf": kept}) == "another computation"
+    assert (
+        rule.twin_difference(LADDER, runs, "last", climbs | {"tf": kept}) == "another computation"
+    )
