@@ -138,8 +138,7 @@ def _converted(signature: Signature):
     """OpenVINO's model, with the names and the open sizes of the signature."""
     openvino, example = runtimes.openvino_package(), signature.example
     with recording(signature.model, "OpenVINO"):
-        shapes = signature.dynamic_shapes()
-        program = torch.export.export(signature, example, dynamic_shapes=shapes)
+        program = signature.program()
         converted = openvino.convert_model(program)
     signature.look_beyond(program)
     for place, given in enumerate(converted.inputs):  # the conversion opens every size

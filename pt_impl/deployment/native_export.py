@@ -110,8 +110,7 @@ def export_package(
     with runtimes.draft(path) as draft:
         with recording(model, "AOTInductor"):  # in evaluation mode, which a copy takes over
             recorded = _InBfloat16(signature) if precision == "bfloat16" else signature
-            shapes = signature.dynamic_shapes()
-            program = torch.export.export(recorded, signature.example, dynamic_shapes=shapes)
+            program = signature.program(recorded)
         signature.look_beyond(program)
         kept = _kept(signature, metadata, precision)
         # Else kernels run as many threads as there are here now, whatever is asked for later.
@@ -153,11 +152,9 @@ def export_torchscript(
     """
     sizes = {"dynamic_batch": dynamic_batch, "dynamic_sequence": dynamic_sequence}
     signature = Signature(model, example_inputs, **sizes)
-    shapes = signature.dynamic_shapes()
     with suppress(NotImplementedError), recording(model, "torch.export"):
         # A trace knows no bounds; some models it takes alone.
-        program = torch.export.export(signature, signature.example, dynamic_shapes=shapes)
-        signature.look_beyond(program)
+        signature.look_beyond(signature.program())
     with runtimes.draft(path) as draft:
         with recording(model, "TorchScript"):
             traced = torch.jit.trace(signature, signature.example, strict=False)

@@ -65,6 +65,16 @@ class Signature(nn.Module):
         dynamic = torch.export.Dim.DYNAMIC
         return (tuple(dict.fromkeys(axes, dynamic) for axes in self.open_axes),)
 
+    def program(self, module: nn.Module | None = None) -> torch.export.ExportedProgram:
+        """Return what `torch.export` records of the model, or of a module in its place."""
+        what, shapes, refused = (module or self, self.example), self.dynamic_shapes(), []
+        for strict in (False, True):  # Dynamo, which is slower, knows that `len(x)` is open
+            try:
+                return torch.export.export(*what, dynamic_shapes=shapes, strict=strict)
+            except Exception as error:
+                refused.append(error)
+        raise refused[0]
+
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Return what the model gives."""
         return tuple(part for _, part in self._named(*tensors))
@@ -97,14 +107,12 @@ class Signature(nn.Module):
         self.changes_inputs |= any(part._version > 0 for part in copies)
         self.outputs = self.outputs or [name for name, _ in named]
         tensors = inputs, [part for _, part in named]
-        given, found = ([part.cpu().numpy() for part in each] for each in tensors)
-        return given, found
+        return tuple([part.cpu().numpy() for part in each] for each in tensors)
 
     def _named(self, *tensors: Tensor) -> list[tuple[str, Tensor]]:
         parts = list(self.fixed)
         for place, tensor in zip(self.places, tensors, strict=True):
-            # A file leaves its inputs as they are: it may be called with an array of the caller's.
-            parts[place] = tensor.clone() if self.changes_inputs else tensor
+            parts[place] = tensor.clone() if self.changes_inputs else tensor  # a file's are kept
         return named_tensors(call(self.model, tree_unflatten(parts, self.structure)))
 
 
@@ -173,9 +181,8 @@ def _input_names(model: nn.Module, inputs, count: int) -> list[str]:
     known = inspect.signature(model.forward).parameters.values()
     names = [argument.name for argument in known if argument.kind in kinds][:count]
     given = len(inputs) if isinstance(inputs, tuple) else 1
-    if len(names) == count == given:
-        return names
-    return [f"input_{place}" for place in range(count)]
+    by_place = [f"input_{place}" for place in range(count)]
+    return names if len(names) == count == given else by_place
 
 
 def _resized(tensor: Tensor, axis: int, more: int) -> Tensor:
