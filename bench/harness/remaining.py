@@ -122,8 +122,8 @@ def _summary(plan: Plan, left: tuple[float, float], taken_up: bool) -> str:
     matches, amount = plan.matches(), plan.amount
     counts = [_count(len(plan.every), "case"), _count(len(set(plan.shown.values())), "program")]
     counts += [_count(len(matches), "match", "matches")] * bool(matches)
-    first = f"{amount.looks[0]} to " * bool(amount.looks)
-    blocks = f"{first}{_count(amount.blocks, 'block')} of {amount.rounds} rounds"
+    blocks = f"{_count(amount.blocks, 'block')} of {amount.rounds} rounds"
+    blocks = f"{amount.looks[0]} to {blocks}" if amount.looks else blocks
     repeated = [blocks] * bool(matches)
     if any(map(plan.trained, plan.every)):
         more = f" to {plan.seeds[-1]}" * (len(plan.seeds) > 1)

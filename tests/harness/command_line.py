@@ -1,5 +1,6 @@
 """pytest in a process of its own, as its users run it, but with the NumPy kit."""
 
+import contextlib
 import json
 import os
 import re
@@ -13,11 +14,13 @@ from types import SimpleNamespace
 
 import psutil
 
+from bench.record import load
 from tests import workers
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "TWINBENCH_TEST"
 UNSET = ("CI", "PYTEST_ADDOPTS")
+PATIENCE_S = 180  # with a run that has few cores to itself
 BENCH_FILE = """
 from tests.harness.faulty import SMALL as TECHNIQUE
 from tests.harness.faulty import prepare, took_effect
@@ -71,7 +74,7 @@ def in_one_process(runs, folder):
     return list(map(json.loads, done.stdout.splitlines()))
 
 
-def finish(process, timeout=120):
+def finish(process, timeout=PATIENCE_S):
     try:
         out, err = process.communicate(timeout=timeout)
     except BaseException:
@@ -89,7 +92,7 @@ def ended(out, err, status):
 def record_of(out):
     """The record that the output points to."""
     paths = re.findall(r"^/\S*results\.json$", out, re.MULTILINE)
-    return json.loads(Path(paths[-1]).read_text("utf-8")) if paths else None
+    return load(paths[-1]) if paths else None
 
 
 def interrupt(start, ready, *arguments, results, by=signal.SIGINT, **environment):
@@ -100,32 +103,27 @@ def interrupt(start, ready, *arguments, results, by=signal.SIGINT, **environment
         f"--results={results}", "--framework=pt", "--variant=same", *arguments,
         **environment, **{MARK: mark},
     )  # fmt: skip
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     try:
         while time.monotonic() < deadline:
-            try:
-                record = json.loads((results / "latest" / "results.json").read_text("utf-8"))
-            except FileNotFoundError:
-                record = None
-            if record and ready(record, results / "latest" / "logs"):
-                break
+            with contextlib.suppress(ValueError):  # there is no record yet
+                if ready(load(results), results / "latest" / "logs"):
+                    break
             time.sleep(0.05)
         else:
             raise AssertionError("the run did not get there")
-        asked = time.monotonic()
         process.send_signal(by)
-        found = finish(process, timeout=60)
+        found = finish(process)
     finally:
         process.kill()
         process.wait()
-    found.seconds = time.monotonic() - asked
     found.left = marked(mark)
     return found
 
 
 def blocks(record):
     """How many blocks of its first match each case has, at least."""
-    return min(len(next(iter(case["timing"]["step_s"].values()), ())) for case in record["cases"])
+    return min(len(next(iter(case.timing.step_s.values()), ())) for case in record.cases)
 
 
 def marked(mark: str) -> list[psutil.Process]:

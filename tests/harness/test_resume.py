@@ -1,6 +1,5 @@
 """Taking up a run: what was measured stands as it was, and only the rest is measured."""
 
-import copy
 import json
 import math
 import os
@@ -8,24 +7,30 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 
 import pytest
+from msgspec import structs, to_builtins
 
-from bench.analysis import reading
 from bench.analysis.cases import LIFETIMES
-from bench.harness import isolated_measurements, run, state
+from bench.harness import conditions, executor, isolated_measurements, remaining, run, state
+from bench.harness.answers import ColdStart, Configured, Described, Probed, Proof
+from bench.harness.conditions import OtherConditions
+from bench.harness.isolated_measurements import Measurement, Trained
 from bench.harness.matches import Match, Played, start_order
-from bench.harness.plan import LOOKS, SEED_LOOKS, Effort, Technique, Variant, Workload
+from bench.harness.plan import LOOKS, SEED, SEED_LOOKS, Effort, Technique, Variant, Workload
 from bench.harness.processes import Failed, Processes
-from bench.harness.run import OtherConditions, Run, Settings
+from bench.harness.run import Run, Settings
 from bench.harness.schedule import Plan
 from bench.harness.selection import cases_of
-from tests import workers
+from bench.record import Metric, encode, load
 from tests.harness import command_line
 from tests.harness.command_line import ROOT, blocks, interrupt
+from tests.harness.fake_plugin import HOLD
+from tests.records import as_read, find_case
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -57,6 +62,7 @@ TIMES = {"faster": 0.5, "variant0": 2.0}
 NOISY = ("variant1", "variant2")
 CASES = {name: cases_of(t, "nowhere", "default") for name, t in TECHNIQUES.items()}
 FAILING = "first/digits-cnn-4/pt/variant1"
+PHASES = ("import_bytes", "build_bytes", "first_step_peak_bytes", "steady_peak_bytes")
 
 
 class MadeUp:
@@ -77,7 +83,10 @@ class MadeUp:
 
     def play(self, match, rounds):
         self.note("block", match.seed, tuple(sorted(case.id for case in match.cases)))
-        return {case.id: self.block(case, match.seed, rounds) for case in match.cases}
+        played = {case.id: self.block(case, match.seed, rounds) for case in match.cases}
+        for result in played.values():
+            result.match, result.block = match.number, match.block
+        return played
 
     def block(self, case, seed, rounds):
         if case.variant.name == "refuses":
@@ -86,7 +95,7 @@ class MadeUp:
             return Played(status="FAILED", reason="it fell over")
         made = Random(f"{case.id} {seed}")
         losses = [made.random() if case.variant.name == "nan_loss" else 2.0] * 10
-        losses[4] = math.nan if case.variant.name == "nan_loss" else losses[4]
+        losses[4] = None if case.variant.name == "nan_loss" else losses[4]
         noise = 0.3 if case.variant.name in NOISY else 0.001
         usual = TIMES.get(case.variant.name, 1.0)
         return Played(
@@ -97,8 +106,8 @@ class MadeUp:
             empty_s=made.random() * 1e-6,
             steps=made.randrange(1, 9),
             shortest_s=made.uniform(0.01, 0.02),
-            settings={"threads": {"intra_op": 2}},
-            evidence={"seed": seed} if seed == run.SEED else None,
+            settings=Configured(threads={"intra_op": 2}, keeps_freed_memory=True),
+            evidence={"seed": seed} if seed == SEED else None,
         )
 
     def cold_start(self, processes, case, *given):
@@ -106,62 +115,56 @@ class MadeUp:
         if case.id in self.cold_fails:
             raise Failed("it fell over")
         made = Random(f"cold {case.id}")
-        memory = ("import_bytes", "build_bytes", "first_step_peak_bytes", "steady_peak_bytes")
-        return {
-            "first_call_s": made.random(),
-            "memory": {name: made.randrange(1 << 30) for name in memory},
-            "parts": {"parameters": 1, "gradients": 1, "optimizer": 0},
-            "device_peak": None,
-            "modules": [],
-            "wrote": False,
-            "tried_the_machine": False,
-        }
+        answer = ColdStart(
+            first_call_s=made.random(),
+            memory={name: made.randrange(1 << 30) for name in PHASES},
+            parts={"parameters": 1, "gradients": 1, "optimizer": 0},
+            device_peak=None,
+            modules=[],
+            wrote=False,
+        )
+        return answer, False
 
     def probes(self, processes, cases, *, done, **given):
         for case in cases:
             self.note("probe", case.id)
             value = Random(f"probe {case.id}").random()
-            figure = {"value": value, "unit": "1", "samples": [value]}
-            found = {"metrics": {"figure": figure}, "evidence": {"read": case.id}}
-            done(case, isolated_measurements.Apart(found))
+            figure = Metric(value=value, unit="1", samples=[value])
+            done(case, Measurement(Probed(metrics={"figure": figure}, evidence={"read": case.id})))
 
     def train(self, processes, cases, *, trained, seeds, done, **given):
         for case in cases:
             self.note("training", case.id, seeds)
             noise = 4.0 if case.variant.name in NOISY else 0.01
             made = [Random(f"train {case.id} {seed}") for seed in range(seeds)]
-            done(
-                case,
-                isolated_measurements.Trained([90 + each.uniform(-noise, noise) for each in made]),
-            )
+            done(case, Trained(per_seed=[90 + each.uniform(-noise, noise) for each in made]))
 
 
-DESCRIBED = {
-    "versions": {"numpy": "2"},
-    "python": "3",
-    "device": "cpu",
-    "device_info": None,
-    "keeps_freed_memory": True,
-    "matmul_flops": {"float32": 1e9},
-}
+DESCRIBED = Described(
+    versions={"numpy": "2"},
+    python="3",
+    device="cpu",
+    device_info=None,
+    keeps_freed_memory=True,
+    matmul_flops={"float32": 1e9},
+)
 
 
-def install(patch, found):
+def install(patch, made):
     """Put made-up measurements in the place of processes."""
-    patch.setattr(run.Match, "play", lambda match, rounds: found.play(match, rounds))
-    patch.setattr(isolated_measurements, "describe", lambda *_: DESCRIBED)
-    patch.setattr(
-        isolated_measurements, "begin", lambda *_, **__: SimpleNamespace(stop=lambda **_: 0)
-    )
-    patch.setattr(isolated_measurements, "_cold_start", found.cold_start)
-    patch.setattr(
-        isolated_measurements, "_evidence", lambda *_: {"evidence": None, "not_applied": None}
-    )
-    patch.setattr(isolated_measurements, "probes", found.probes)
-    patch.setattr(isolated_measurements, "train", found.train)
+    patch.setattr(executor.Match, "play", lambda match, rounds: made.play(match, rounds))
+    for name, value in {
+        "describe": lambda *_: DESCRIBED,
+        "begin": lambda *_, **__: SimpleNamespace(stop=lambda **_: 0),
+        "_cold_start": made.cold_start,
+        "_evidence": lambda *_: Proof(),
+        "probes": made.probes,
+        "train": made.train,
+    }.items():
+        patch.setattr(isolated_measurements, name, value)
     patch.setattr(Processes, "start_parents", lambda self, keys: {})
     patch.setattr(run.datasets, "materialise", lambda *_: Path("nowhere"))
-    return found
+    return made
 
 
 @pytest.fixture
@@ -169,191 +172,165 @@ def made_up(monkeypatch):
     return lambda **settings: install(monkeypatch, MadeUp(**settings))
 
 
-def begin(folder, amount=AMOUNT):
-    """A run of all cases into `folder`."""
+def run_into(folder, amount=AMOUNT, taken_up=None):
     folder.mkdir(exist_ok=True)
-    plan = Plan(CASES, TECHNIQUES, amount)
-    return Run(plan, Settings(results=folder.parent, asked=ASKED), folder, lambda line: None)
-
-
-ASKED = {"options": {}, "selected": []}
+    plan, settings = Plan(CASES, TECHNIQUES, amount), Settings(results=folder.parent)
+    return Run(plan, settings, folder, lambda line: None, taken_up)
 
 
 def take_up(folder, monkeypatch, amount=AMOUNT):
     """The run of `folder` again, as another process would find it."""
-    monkeypatch.setattr(state, "_is_alive", lambda process: False)
-    record = json.loads((folder / "results.json").read_text("utf-8"))
-    plan = Plan(CASES, TECHNIQUES, amount)
-    settings = Settings(results=folder.parent, asked=ASKED)
-    return Run(plan, settings, folder, lambda line: None, state.load(folder, record["started"]))
+    monkeypatch.setattr(state, "is_alive", lambda process: False)
+    return run_into(folder, amount, state.load(folder, load(folder).started))
+
+
+def stop(folder, made, amount=AMOUNT):
+    """A run into `folder` that Ctrl-C ends."""
+    interrupted = run_into(folder, amount)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted.measure()
+    return interrupted
 
 
 def measured(record):
     """The record without what tells one run from another of the same figures."""
-    found = copy.deepcopy(record)
-    for name in ("started", "resumed", "seconds"):
-        del found[name]
-    del found["environment"]["load"]
-    for case in found["cases"]:
-        del case["seconds"]
-    for block in found["blocks"]:
-        block.pop("load")
-    return found
+    record = as_read(record)
+    return to_builtins(
+        record.but(
+            started="",
+            resumed=[],
+            seconds={},
+            environment=record.environment.but(load=None),
+            cases=[case.but(seconds={}) for case in record.cases],
+            blocks=[block.but(load=None) for block in record.blocks],
+        )
+    )
 
 
 OF_SPEED = ("samples_per_s", "share_of_peak", *(f"total_{n}_steps_s" for n in LIFETIMES))
 
 
 def figures(record, *, but=()):
-    """By case what was measured first and what was concluded of it, as text.
+    """By case what was measured first and what was concluded of it.
 
     But for times: how fast the machine was in a block is told by all matches of it.
     """
     found = {}
-    for case in record["cases"]:
-        if case["id"] not in but:
-            first = next(iter(case["timing"]["step_s"].values()), {})
-            timing = case["timing"] | {"step_s": first, "warm_first_call_s": None}
-            timing |= {"median_s": None, "ci_s": None}
-            metrics = {n: m for n, m in (case["metrics"] or {}).items() if n not in OF_SPEED}
-            one = case | {"timing": timing, "metrics": metrics, "seconds": None, "blocks": None}
-            found[case["id"]] = json.dumps(one)
+    for case in as_read(record).cases:
+        if case.id not in but:
+            first = next(iter(case.timing.step_s.values()), {})
+            timing = case.timing.but(step_s={"": first}, warm_first_call_s=None)
+            timing = timing.but(median_s=None, ci_s=None)
+            metrics = {n: m for n, m in case.metrics.items() if n not in OF_SPEED}
+            shown = case.but(timing=timing, metrics=metrics, seconds={}, blocks=[])
+            found[case.id] = to_builtins(shown)
     return found
 
 
 def sampled(case):
     """How many samples each block of each match has."""
-    matches = case["timing"]["step_s"].values()
+    matches = case.timing.step_s.values()
     return [len(samples) for blocks in matches for samples in blocks.values()]
 
 
 def ratios(record, *, but=()):
     """By pair what was concluded of it, without pairs of cases in `but`."""
     return {
-        (c["kind"], c["numerator"], c["denominator"]): json.dumps(c)
-        for c in record["comparisons"]
-        if not {c["numerator"], c["denominator"]} & set(but)
+        (c.kind, c.numerator, c.denominator): to_builtins(c)
+        for c in as_read(record).comparisons
+        if not {c.numerator, c.denominator} & set(but)
     }
+
+
+@pytest.fixture(scope="module", params=[AMOUNT, BY_LOOKS], ids=["blocks", "looks"])
+def undisturbed(request, tmp_path_factory):
+    """A run that nobody interrupts, and its measurements; in the second contenders leave."""
+    return undisturbed_run(tmp_path_factory, request.param)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The record of a run that nobody interrupts, and its measurements."""
-    with pytest.MonkeyPatch.context() as patch:
-        found = install(patch, MadeUp())
-        record = begin(tmp_path_factory.mktemp("whole")).measure()
-    return SimpleNamespace(record=record, done=found.done)
+    return undisturbed_run(tmp_path_factory, AMOUNT)
 
 
 @pytest.fixture(scope="module")
 def by_looks(tmp_path_factory):
-    """The same where contenders leave once they are decided."""
+    return undisturbed_run(tmp_path_factory, BY_LOOKS)
+
+
+def undisturbed_run(tmp_path_factory, amount):
     with pytest.MonkeyPatch.context() as patch:
-        found = install(patch, MadeUp())
-        record = begin(tmp_path_factory.mktemp("by looks"), BY_LOOKS).measure()
-    return SimpleNamespace(record=record, done=found.done)
+        made = install(patch, MadeUp())
+        record = run_into(tmp_path_factory.mktemp("undisturbed"), amount).measure()
+    return SimpleNamespace(record=record, done=made.done, amount=amount)
 
 
 def test_contenders_leave_when_they_are_decided_and_what_they_are_compared_with_stays(by_looks):
-    blocks = {case["id"]: len(case["blocks"]) for case in by_looks.record["cases"]}
+    blocks = {case.id: len(case.blocks) for case in by_looks.record.cases}
     played = {name.partition("/")[2].partition("/")[2]: n for name, n in blocks.items() if n}
     assert played["pt/faster"] == played["tf/faster"] == LOOKS[0]
     assert max(played[f"{side}/{name}"] for side in ("pt", "tf") for name in NOISY) == LOOKS[-1]
     assert blocks["first/digits-cnn-4/pt/plain"] >= LOOKS[-1]
     seeds = {
-        case["variant"]: len(case["accuracy"]["per_seed"])
-        for case in by_looks.record["cases"]
-        if case["accuracy"]
+        case.variant: len(case.accuracy.per_seed) for case in by_looks.record.cases if case.accuracy
     }
     assert seeds["variant0"] == 4
     assert max(seeds[name] for name in NOISY) == seeds["plain"] == 8
-
-
-@pytest.mark.parametrize("killed", [False, True], ids=["ctrl-c", "kill -9"])
-def test_a_run_by_looks_that_ends_at_any_moment_ends_with_the_same_plan(
-    by_looks, made_up, tmp_path, monkeypatch, killed
-):
-    """Random moments: what was measured stands, the record is valid, the rest the same."""
-    moments = 10 if workers.campaign() else 6
-    for stop_at in Random(17).sample(range(len(by_looks.done)), moments)[killed::2]:
-        folder = tmp_path / f"after {stop_at}"
-        before = made_up(stop_at=stop_at)
-        interrupted = begin(folder, BY_LOOKS)
-        with pytest.raises(KeyboardInterrupt):
-            interrupted.measure()
-        if not killed:
-            interrupted.show_record()
-        kept = reading.load(folder)
-        assert kept["finished"] is False
-        after = made_up()
-        record = take_up(folder, monkeypatch, BY_LOOKS).measure()
-        assert measured(record) == measured(by_looks.record)
-        cold = [what for what in before.done if what[0] == "cold start"]
-        again = [what for what in before.done if what in after.done and what not in cold]
-        assert again == []
-        assert sorted(before.done + after.done) == sorted(by_looks.done)
 
 
 def test_a_run_is_what_the_tests_below_need(whole):
     """Matches in parts, every kind of measurement, and losses that are not numbers."""
     assert {what for what, *_ in whole.done} == {"block", "cold start", "probe", "training"}
     assert len([1 for what, *_ in whole.done if what == "block"]) == 3 * AMOUNT.blocks
-    statuses = {case["variant"]: case["status"] for case in whole.record["cases"]}
+    statuses = {case.variant: case.status for case in whole.record.cases}
     assert statuses["refuses"] == "UNSUPPORTED"
     assert {statuses[name] for name in statuses if name != "refuses"} == {"OK"}
-    assert None in next(
-        case["certificate"]["losses"]
-        for case in whole.record["cases"]
-        if case["variant"] == "nan_loss"
-    )
-    assert whole.record["resumed"] == []
+    assert None in find_case(whole.record, "first/digits-cnn-4/pt/nan_loss").losses
+    assert whole.record.resumed == []
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["ctrl-c", "kill -9"])
 def test_wherever_a_run_ends_it_is_taken_up_as_if_it_had_not(
-    whole, made_up, tmp_path, monkeypatch, killed
+    undisturbed, made_up, tmp_path, monkeypatch, killed
 ):
     """The record is the same to the last digit, and nothing is measured twice.
 
     Where the process was killed, it did not write what it was at: a technique's training.
     """
-    for stop_at in range(4 * killed, len(whole.done), 11):
+    every, amount = undisturbed.done, undisturbed.amount
+    for stop_at in range(4 * killed, len(every), max(11, len(every) // 6)):
         folder = tmp_path / f"after {stop_at}"
         before = made_up(stop_at=stop_at)
-        interrupted = begin(folder)
-        with pytest.raises(KeyboardInterrupt):
-            interrupted.measure()
+        interrupted = stop(folder, before, amount)
         blocks_played = [what for what in before.done if what[0] == "block"]
-        assert len(reading.load(folder)["blocks"]) == len(blocks_played)
+        kept = load(folder)
+        assert (kept.finished, len(kept.blocks)) == (False, len(blocks_played))
         if not killed:
-            interrupted.save()  # as bench/conftest.py does
+            interrupted.recorder.save()  # as bench/conftest.py does
         after = made_up()
-        record = take_up(folder, monkeypatch).measure()
-        assert measured(record) == measured(whole.record)
-        assert len(record["resumed"]) == 1
+        record = take_up(folder, monkeypatch, amount).measure()
+        assert measured(record) == measured(undisturbed.record)
+        assert len(record.resumed) == 1
         again = [what for what in before.done if what in after.done and what[0] != "cold start"]
         assert {what for what, *_ in again} <= ({"training"} if killed else set())
         done = before.done + [what for what in after.done if what not in again]
-        assert sorted(done) == sorted(whole.done)
+        assert sorted(done) == sorted(every)
 
 
 def test_a_run_can_be_taken_up_again_and_again(whole, made_up, tmp_path, monkeypatch):
     folder = tmp_path / "often"
-    made_up(stop_at=0)
-    with pytest.raises(KeyboardInterrupt):
-        begin(folder).measure()
-    measurements = 0
-    record = None
+    stop(folder, made_up(stop_at=0))
+    measurements, record = 0, None
     while record is None:
-        found = made_up(stop_at=4)
+        made = made_up(stop_at=4)
         resumed = take_up(folder, monkeypatch)
         try:
             record = resumed.measure()
         except KeyboardInterrupt:
-            resumed.save()
-        measurements += len(found.done)
+            resumed.recorder.save()
+        measurements += len(made.done)
     assert measured(record) == measured(whole.record)
-    assert len(record["resumed"]) == math.ceil(len(whole.done) / 4)
+    assert len(record.resumed) == math.ceil(len(whole.done) / 4)
     assert measurements == len(whole.done)
 
 
@@ -362,16 +339,17 @@ def test_a_run_that_was_killed_between_its_two_files_loses_nothing(
 ):
     folder = tmp_path / "between"
     before = made_up(stop_at=5)
-    interrupted = begin(folder)
-    with pytest.raises(KeyboardInterrupt):
-        interrupted.measure()
+    interrupted = stop(folder, before)
     old = (folder / "results.json").read_bytes()
     before.stop_at = math.inf
-    cases = start_order(interrupted.record.matches[2], 2, 1)
-    match = Match(None, cases, data={}, threads=1, seed=run.SEED + 1, evidence=False, number=2)
-    found = before.play(match, AMOUNT.rounds)
-    interrupted.record.add_block(2, 1, found, match.conditions())
-    interrupted.save()
+    (number,) = {n for n in range(3) if (n, 1) not in interrupted.state.played}
+    cases = interrupted.scheduler.lacking(1)[0].cases
+    cases = interrupted.scheduler.open(start_order(cases, number, 1))
+    where = {"data": {}, "threads": 1, "seed": SEED + 1, "evidence": False}
+    match = Match(None, cases, number=number, block=1, **where)
+    played = before.play(match, AMOUNT.rounds)
+    interrupted.state.add_block(played, match.conditions())
+    interrupted.recorder.save()
     (folder / "results.json").write_bytes(old)  # the state is a block ahead
     after = made_up()
     assert measured(take_up(folder, monkeypatch).measure()) == measured(whole.record)
@@ -388,10 +366,10 @@ def with_failures(made_up, tmp_path, monkeypatch):
     def measure(**fails):
         folder = tmp_path / "failed"
         made_up(**fails)
-        before = begin(folder).measure()
-        found = made_up()
+        before = run_into(folder).measure()
+        made = made_up()
         after = take_up(folder, monkeypatch).measure()
-        return SimpleNamespace(before=before, after=after, done=found.done, folder=folder)
+        return SimpleNamespace(before=before, after=after, done=made.done, folder=folder)
 
     return measure
 
@@ -402,36 +380,29 @@ def test_a_failed_case_is_measured_again_beside_those_it_is_compared_with(with_f
     played = [cases for what, *_, cases in found.done if what == "block"]
     assert played == [tuple(sorted(company))] * AMOUNT.blocks
     assert [what[1] for what in found.done if what[0] != "block"] == [FAILING] * 2
-    (case,) = [case for case in found.after["cases"] if case["id"] == FAILING]
-    assert (case["status"], case["reason"]) == ("OK", None)
-    assert case["timing"]["step_s"].keys() == {"3"}  # a match of its own
+    case, other = (find_case(record, FAILING) for record in (found.after, whole.record))
+    assert (case.status, case.reason) == ("OK", None)
+    assert case.timing.step_s.keys() == {"3"}  # a match of its own
     assert sampled(case) == [AMOUNT.rounds] * AMOUNT.blocks
-    own = ratios(found.after).keys() - ratios(found.before).keys()
-    assert own == {
+    assert ratios(found.after).keys() - ratios(found.before).keys() == {
         ("baseline", FAILING, "first/digits-cnn-4/pt/plain"),
         ("framework", FAILING, "first/digits-cnn-4/tf/variant1"),
     }
-    for comparison in found.after["comparisons"]:
-        assert comparison["n"] == AMOUNT.blocks
-    (other,) = [case for case in whole.record["cases"] if case["id"] == FAILING]
-    assert case["timing"]["step_s"]["3"] in other["timing"]["step_s"].values()
-    assert (case["memory"], case["accuracy"]) == (other["memory"], other["accuracy"])
-
-
-def test_what_had_not_failed_stands_to_the_last_digit(with_failures):
-    found = with_failures(fails={FAILING})
+    assert {comparison.n for comparison in found.after.comparisons} == {AMOUNT.blocks}
+    assert case.timing.step_s["3"] in other.timing.step_s.values()
+    for part in ("memory", "accuracy"):
+        assert to_builtins(getattr(case, part)) == to_builtins(getattr(other, part))
+    # What had not failed stands to the last digit.
     assert figures(found.after, but={FAILING}) == figures(found.before, but={FAILING})
-    before, after = (ratios(record, but={FAILING}) for record in (found.before, found.after))
-    assert after == before
+    assert ratios(found.after, but={FAILING}) == ratios(found.before, but={FAILING})
 
 
-def test_what_failed_apart_is_measured_again_whole(with_failures):
+def test_what_failed_in_its_own_process_is_measured_again_whole(with_failures):
     """Also in matches: a case that runs out of memory now and then is not half a case."""
     found = with_failures(cold_fails={FAILING})
-    (before,) = [case for case in found.before["cases"] if case["id"] == FAILING]
-    assert before["reason"] == "cold start: it fell over"
+    assert find_case(found.before, FAILING).reason == "cold start: it fell over"
     assert {what for what, *_ in found.done} == {"block", "cold start", "training"}
-    assert {case["status"] for case in found.after["cases"]} == {"OK", "UNSUPPORTED"}
+    assert {case.status for case in found.after.cases} == {"OK", "UNSUPPORTED"}
 
 
 def test_a_baseline_that_failed_plays_again_with_all_that_have_it(with_failures):
@@ -443,12 +414,10 @@ def test_a_baseline_that_failed_plays_again_with_all_that_have_it(with_failures)
     new = ratios(found.after).keys() - ratios(found.before).keys()
     assert ("baseline", "second/digits-cnn-128/pt/faster", failed) in new
     assert ("framework", failed, "second/digits-cnn-128/tf/plain") in new
-    assert (
-        figures(found.after, but={failed}).items()
-        >= {
-            name: text for name, text in figures(found.before).items() if name.startswith("first")
-        }.items()
-    )
+    before, after = figures(found.before), figures(found.after, but={failed})
+    assert [after[name] for name in before if name.startswith("first")] == [
+        case for name, case in before.items() if name.startswith("first")
+    ]
 
 
 def test_where_a_whole_match_failed_it_is_played_whole(with_failures, whole):
@@ -456,32 +425,32 @@ def test_where_a_whole_match_failed_it_is_played_whole(with_failures, whole):
     found = with_failures(fails=names)
     (played,) = {cases for what, *_, cases in found.done if what == "block"}
     assert set(played) == {name for name in names if "-128/" in name}
-    again = numbered_as(whole.record, measured(found.after))
-    assert again == measured(whole.record)
+    assert numbered_as_before(found.after) == numbered_as_before(whole.record)
 
 
-def numbered_as(record, other):
-    """Another record whose last match, which is played in place of an empty one, has its number."""
-    text = json.dumps(other | {"matches": None, "blocks": None})
-    gone = str(other["matches"].index([]))
-    last = str(len(other["matches"]) - 1)
-    text = text.replace(f'"step_s": {{"{last}": ', f'"step_s": {{"{gone}": ')
-    text = text.replace(f'"match": {last}, ', f'"match": {gone}, ')
-    shown = measured(record)
-    return json.loads(text) | {name: shown[name] for name in ("matches", "blocks")}
+def numbered_as_before(record):
+    """The record without the numbers of matches: a last one is played in place of an empty one."""
+    timings = [case.timing.but(step_s=dict(enumerate(case.timing.step_s.values())))
+               for case in record.cases]  # fmt: skip
+    cases = [
+        case.but(
+            timing=timing.but(step_s={str(n): blocks for n, blocks in timing.step_s.items()}),
+            blocks=[block.but(match=0) for block in case.blocks],
+        )
+        for case, timing in zip(record.cases, timings, strict=True)
+    ]
+    return measured(record.but(cases=cases, matches=[], blocks=[]))
 
 
 def test_what_fails_again_has_failed_and_can_be_tried_once_more(
     with_failures, made_up, monkeypatch
 ):
     found = with_failures(fails={FAILING})
-    data = json.loads((found.folder / "state.json").read_text("utf-8"))
-    data["entries"][FAILING] |= {"status": "FAILED", "reason": "it fell over"}
-    (found.folder / "state.json").write_text(json.dumps(data))
+    changed("cases", FAILING, status="FAILED", reason="it fell over")(found.folder)
     made_up(fails={FAILING})
     again = take_up(found.folder, monkeypatch).measure()
-    (case,) = [case for case in again["cases"] if case["id"] == FAILING]
-    assert (case["status"], case["reason"]) == ("FAILED", "it fell over")
+    case = find_case(again, FAILING)
+    assert (case.status, case.reason) == ("FAILED", "it fell over")
     made_up()
     last = take_up(found.folder, monkeypatch).measure()
     assert figures(last) == figures(found.after)
@@ -494,75 +463,80 @@ def test_what_fails_again_has_failed_and_can_be_tried_once_more(
 @pytest.fixture
 def interrupted(made_up, tmp_path):
     """The folder of a run that ended after four measurements."""
-    folder = tmp_path / "interrupted"
-    made_up(stop_at=4)
-    with pytest.raises(KeyboardInterrupt):
-        begin(folder).measure()
-    return folder
+    stop(tmp_path / "interrupted", made_up(stop_at=4))
+    return tmp_path / "interrupted"
+
+
+def changed(*place, file="state.json", **values):
+    """What changes values at a place of a file in a run's folder."""
+
+    def change(folder):
+        data = json.loads((folder / file).read_text("utf-8"))
+        inner = data
+        for name in place:
+            inner = inner[name]
+        inner |= values
+        (folder / file).write_text(json.dumps(data))
+
+    return change
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "said"),
+    ("change", "said"),
     [
-        (("top", "environment", "cpu"), "another", "cpu was another, is "),
-        (("top", "environment", "threads"), 99, "threads was 99, is "),
-        (("top", "environment", "packages", "tf", "numpy"), "1", "packages tf numpy was 1, is 2"),
-        (("top", "environment", "allocator", "pt"), False, "allocator pt was False, is True"),
-        (("top", "environment", "devices", "pt"), "cuda:0", "devices pt was cuda:0, is cpu"),
-        (("top", "environment", "gpu"), {"name": "some"}, "gpu name was some, is unknown"),
-        (("code",), "0123", "code was 0123, is "),
+        (changed("environment", cpu="another"), "cpu was another, is "),
+        (changed("environment", threads=99), "threads was 99, is "),
+        (changed("environment", "packages", "tf", numpy="1"), "packages tf numpy was 1, is 2"),
+        (changed("environment", "allocator", pt=False), "allocator pt was False, is True"),
+        (changed("environment", "devices", pt="cuda:0"), "devices pt was cuda:0, is cpu"),
+        (changed("environment", gpu={"name": "some"}), "gpu name was some, is unknown"),
+        (changed(code="0123"), "code was 0123, is "),
     ],
 )
-def test_other_conditions_are_refused_by_name(
-    interrupted, made_up, monkeypatch, place, value, said
-):
-    path = interrupted / "state.json"
-    data = json.loads(path.read_text("utf-8"))
-    inner = data
-    for name in place[:-1]:
-        inner = inner[name]
-    inner[place[-1]] = value
-    path.write_text(json.dumps(data))
+def test_other_conditions_are_refused_by_name(interrupted, made_up, monkeypatch, change, said):
+    change(interrupted)
     before = {p.name: p.read_bytes() for p in interrupted.iterdir() if p.is_file()}
-    found = made_up()
+    made = made_up()
     with pytest.raises(OtherConditions) as refused:
         take_up(interrupted, monkeypatch).measure()
     message = str(refused.value)
     assert message.startswith("begun under other conditions: ")
     assert said in message
     assert "\n" not in message
-    assert found.done == []
+    assert made.done == []
     assert {p.name: p.read_bytes() for p in interrupted.iterdir() if p.is_file()} == before
 
 
 def test_load_and_peaks_may_differ_and_stand_as_they_were(interrupted, made_up, monkeypatch, whole):
-    before = json.loads((interrupted / "results.json").read_text("utf-8"))["environment"]
+    before = load(interrupted).environment
     made_up()
-    monkeypatch.setattr(run.machine.psutil, "getloadavg", lambda: (77.0, 0, 0))
-    peaks = {"matmul_flops": {"float32": 3e9}}
-    monkeypatch.setattr(isolated_measurements, "describe", lambda *_: DESCRIBED | peaks)
+    monkeypatch.setattr(conditions.machine.psutil, "getloadavg", lambda: (77.0, 0, 0))
+    faster = structs.replace(DESCRIBED, matmul_flops={"float32": 3e9})
+    monkeypatch.setattr(isolated_measurements, "describe", lambda *_: faster)
     after = take_up(interrupted, monkeypatch).measure()
-    assert after["environment"] == before
+    assert to_builtins(as_read(after).environment) == to_builtins(before)
     assert measured(after) == measured(whole.record)
 
 
 def test_a_run_that_had_not_begun_to_measure_takes_the_conditions_of_today(
     made_up, tmp_path, monkeypatch, whole
 ):
-    folder = tmp_path / "early"
     made_up()
 
     def interrupt_it(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(isolated_measurements, "describe", interrupt_it)
-    with pytest.raises(KeyboardInterrupt):
-        begin(folder).measure()
+    stop(tmp_path / "early", None)
     made_up()
-    assert measured(take_up(folder, monkeypatch).measure()) == measured(whole.record)
+    assert measured(take_up(tmp_path / "early", monkeypatch).measure()) == measured(whole.record)
 
 
 # The plan and progress of what is left ------------------------------------------------------------
+
+
+def seconds_left(run):
+    return remaining.seconds_left(run.plan, run.state)
 
 
 def test_what_is_left_is_announced_and_counted(interrupted, made_up, monkeypatch):
@@ -570,17 +544,17 @@ def test_what_is_left_is_announced_and_counted(interrupted, made_up, monkeypatch
     resumed = take_up(interrupted, monkeypatch)
     words = " ".join(resumed.describe().split())
     assert "taken up where it ended: about " in words
-    new = begin(interrupted.parent / "new")
-    assert 0 < resumed.plan.left(resumed.record)[0] < new.plan.left(new.record)[0]
+    new = run_into(interrupted.parent / "new")
+    assert 0 < seconds_left(resumed)[0] < seconds_left(new)[0]
     said = []
-    resumed.progress._say = said.append
+    resumed.recorder.progress._say = said.append
     resumed.measure()
     parts = dict.fromkeys(
         line.partition("[")[2].partition("]")[0].partition(" ·")[0] for line in said
     )
     assert next(iter(parts)) == "start"
     assert list(parts)[-1] == "training, 2 seeds"
-    assert resumed.plan.left(resumed.record) == (0, 0)
+    assert seconds_left(resumed) == (0, 0)
 
 
 # The command --------------------------------------------------------------------------------------
@@ -594,20 +568,20 @@ def copied(folder, to):
 
 @pytest.fixture(scope="module")
 def stopped(start, tmp_path_factory, results_folder):
-    """A run of five blocks that was killed after two of them at least."""
+    """A run of five blocks that was killed after three of them."""
     results = tmp_path_factory.mktemp("killed")
     if (results_folder / "data").exists():  # made by other tests
         shutil.copytree(results_folder / "data", results / "data")
     found = interrupt(
         start,
-        lambda record, logs: blocks(record) >= 2,
+        lambda record, logs: blocks(record) == 3,
         *("--blocks=5", "-k=same"),
         results=results,
         by=signal.SIGKILL,
+        **{HOLD: "3"},
     )
     found.folder = (results / "latest").resolve()
-    found.record = json.loads((found.folder / "results.json").read_text("utf-8"))
-    assert 2 <= blocks(found.record) < 5, "it was too late to interrupt it"
+    found.record = load(found.folder)
     return found
 
 
@@ -619,23 +593,23 @@ def resumed(run, stopped):
 def test_a_killed_run_is_taken_up(stopped, resumed):
     before, after = stopped.record, resumed.record
     assert resumed.status == 0, resumed.out + resumed.err
-    assert (before["finished"], after["finished"]) == (False, True)
+    assert (before.finished, after.finished) == (False, True)
     assert stopped.folder == Path(folder_of(resumed.out))
     for field in ("command", "started", "effort"):
-        assert after[field] == before[field]
-    assert "--resume" not in after["command"]
-    assert len(after["resumed"]) == 1
-    assert after["environment"] == before["environment"]
-    assert [case["id"] for case in after["cases"]] == [case["id"] for case in before["cases"]]
-    for old, new in zip(before["cases"], after["cases"], strict=True):
-        done, now = old["timing"]["step_s"]["0"], new["timing"]["step_s"]["0"]
+        assert getattr(after, field) == getattr(before, field)
+    assert "--resume" not in after.command
+    assert len(after.resumed) == 1
+    assert to_builtins(after.environment) == to_builtins(before.environment)
+    assert [case.id for case in after.cases] == [case.id for case in before.cases]
+    for old, new in zip(before.cases, after.cases, strict=True):
+        done, now = old.timing.step_s["0"], new.timing.step_s["0"]
         assert {block: now[block] for block in done} == done
         assert sampled(new) == [5] * 5
-        assert new["certificate"] == old["certificate"]
-        assert new["memory"]["steady_peak_bytes"] > 0
-        assert len(new["accuracy"]["per_seed"]) == 2
-    (comparison,) = after["comparisons"]
-    assert comparison["n"] == 5
+        assert to_builtins(new.certificate) == to_builtins(old.certificate)
+        assert new.memory.steady_peak_bytes > 0
+        assert len(new.accuracy.per_seed) == 2
+    (comparison,) = after.comparisons
+    assert comparison.n == 5
     assert "1 passed" in resumed.out  # what was selected, and not its baseline
     assert "[pass 1" not in resumed.err
     assert "[pass 5" in resumed.err
@@ -678,12 +652,8 @@ def test_what_failed_fails_again_for_the_same_reason_and_the_rest_stands(run, tm
 
 def test_a_run_on_another_machine_is_refused_and_left_as_it_was(run, stopped, tmp_path):
     folder = copied(stopped.folder, tmp_path)
-    data = json.loads((folder / "state.json").read_text("utf-8"))
-    data["top"]["environment"] |= {"threads": 99, "cpu": "another"}
-    data["top"]["finished"] = False
-    record = json.loads((folder / "results.json").read_text("utf-8")) | {"finished": False}
-    (folder / "state.json").write_text(json.dumps(data))
-    (folder / "results.json").write_text(json.dumps(record))
+    reopen(folder)
+    changed("environment", threads=99, cpu="another")(folder)
     before = (folder / "results.json").read_bytes()
     found = run(f"--results={tmp_path}", f"--resume={folder}")
     assert found.status == pytest.ExitCode.USAGE_ERROR
@@ -705,28 +675,8 @@ def cut(name):
     return damage
 
 
-def changed(name, **values):
-    def damage(folder):
-        data = json.loads((folder / name).read_text("utf-8"))
-        (folder / name).write_text(json.dumps(data | values))
-
-    return damage
-
-
 def without(name):
     return lambda folder: (folder / name).unlink()
-
-
-def emptied(*entries):
-    """The state without what some of its entries hold."""
-
-    def damage(folder):
-        data = json.loads((folder / "state.json").read_text("utf-8"))
-        for entry in entries:
-            data[entry] = {}
-        (folder / "state.json").write_text(json.dumps(data))
-
-    return damage
 
 
 def blocked(folder):
@@ -736,12 +686,12 @@ def blocked(folder):
 
 def alive(folder):
     """The process that measures is this one."""
-    changed("state.json", process=state._this_process())(folder)
+    changed(process=to_builtins(state.this_process()))(folder)
 
 
 def test_a_run_is_taken_up_by_one_process(stopped, tmp_path):
     folder = shutil.copytree(stopped.folder, tmp_path / "run")
-    started = json.loads((folder / "results.json").read_text("utf-8"))["started"]
+    started = load(folder).started
     state.claim(folder, started)
     with pytest.raises(ValueError, match=f"process {os.getpid()} is still measuring it"):
         state.claim(folder, started)
@@ -751,6 +701,8 @@ def renamed_case(folder):
     text = (folder / "state.json").read_text("utf-8")
     (folder / "state.json").write_text(text.replace("pt/same", "pt/gone"))
 
+
+of_record = partial(changed, file="results.json")
 
 # name -> (what is done to the folder, options, what the line must say)
 BAD = {
@@ -765,16 +717,18 @@ BAD = {
     "other results": (None, ["--results={folder}"], "leave --results out"),
     "no results.json": (without("results.json"), [], "holds no results.json; give the folder"),
     "cut off": (cut("results.json"), [], "not JSON, or cut off before its end"),
-    "foreign": (changed("results.json", schema_version="x"), [], "not a record of twinbench"),
-    "newer": (changed("results.json", schema_version=99), [], "schema 99 is newer than"),
+    "foreign": (of_record(schema_version="x"), [], "not a record of twinbench"),
+    "newer": (of_record(schema_version=99), [], "schema 99 is newer than"),
     "no state": (without("state.json"), [], "there is no state.json beside its results.json"),
     "cut state": (cut("state.json"), [], "state.json can't be read: it is cut off"),
-    "newer state": (changed("state.json", state_version=99), [], "state.json is of version 99"),
-    "odd state": (changed("state.json", top=[]), [], "state.json is damaged"),
-    "no options": (changed("state.json", asked={"options": {}, "selected": []}), [], "damaged"),
-    "no entries": (emptied("entries"), [], "state.json is damaged"),
-    "odd entries": (changed("state.json", entries={"x": 1}), [], "state.json is damaged"),
-    "two runs": (changed("results.json", started="then"), [], "are not of the same run"),
+    "newer state": (changed(state_version=99), [], "state.json is of version 99"),
+    "odd state": (changed(environment=[]), [], "state.json is damaged: Expected `object`"),
+    "no options": (changed(asked={"options": {}, "selected": []}), [], "damaged"),
+    "no cases": (changed(cases={}), [], "state.json is damaged: a case of a match is missing"),
+    "no passes": (changed(passes=[]), [], "is damaged: a match of a pass is missing"),
+    "no match": (changed(passes=[[7]]), [], "is damaged: a match of a pass is missing"),
+    "odd cases": (changed(cases={"x": 1}), [], "`$.cases[...]`"),
+    "two runs": (of_record(started="then"), [], "are not of the same run"),
     "not writable": (blocked, [], "state.json can't be written (Is a directory)"),
     "still measured": (alive, [], "is still measuring it"),
     "not collected": (renamed_case, [], "pt/gone was not collected; give all files of the run"),
@@ -799,10 +753,8 @@ def refused(stopped, bench_file, tmp_path_factory):
 
 def reopen(folder):
     """Make the copy of a run that may be finished by now one that is not."""
-    data = json.loads((folder / "state.json").read_text("utf-8"))
-    data["top"]["finished"] = False
-    (folder / "state.json").write_text(json.dumps(data))
-    changed("results.json", finished=False)(folder)
+    changed(finished=False)(folder)
+    of_record(finished=False)(folder)
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -817,18 +769,19 @@ def test_bad_input_is_one_clear_line(refused, name):
 
 
 def test_a_process_whose_clock_was_set_is_still_measuring(monkeypatch):
-    before, create_time = state._this_process(), state.psutil.Process.create_time
+    before, create_time = state.this_process(), state.psutil.Process.create_time
     monkeypatch.setattr(state.psutil.Process, "create_time", lambda self: create_time(self) + 1)
-    assert state._is_alive(before)
+    assert state.is_alive(before)
 
 
 def test_a_process_that_ended_is_not_measuring():
     """Nor is another one that has its number by now."""
     done = subprocess.Popen([sys.executable, "-c", ""])
     done.wait()
-    assert state._is_alive(state._this_process())
-    assert not state._is_alive({"id": done.pid, "started": 0.0})
-    assert not state._is_alive(state._this_process() | {"started": 1.0})
+    this = state.this_process()
+    assert state.is_alive(this)
+    assert not state.is_alive(state.ProcessId(id=done.pid, started=0.0))
+    assert not state.is_alive(structs.replace(this, started=1.0))
 
 
 def test_a_change_of_what_measures_changes_the_hash(monkeypatch, tmp_path):
@@ -850,6 +803,6 @@ def test_a_change_of_what_measures_changes_the_hash(monkeypatch, tmp_path):
 
 def test_nothing_of_the_private_state_stands_in_the_record(stopped):
     """Interpreters are paths of somebody's machine; a record is published."""
-    text = json.dumps(stopped.record)
+    text = encode(stopped.record).decode()
     assert "selected" not in text
     assert os.path.dirname(sys.executable) not in text
