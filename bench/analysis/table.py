@@ -264,7 +264,7 @@ class Table:
         self.record = record
         self._figures = {case.id: figures(case) for case in record.cases}
         self._scatter = {name: self._pooled(name) for name in (MEMORY, FIRST_CALL)}
-        self._compared = {(c.numerator, c.denominator): c for c in record.comparisons}
+        self._compared = {(c.numerator, c.denominator): c for c in reversed(record.comparisons)}
 
     @cached_property
     def rows(self) -> list[Row]:
