@@ -100,7 +100,7 @@ def keep(section: str, outcome: dict, part: str | None = None) -> None:
 def on_this_machine() -> dict:
     """The machine, where an outcome depends on it."""
     threads = machine.usable_threads()
-    return {"cpu": machine.describe(threads)["cpu"], "threads": threads}
+    return {"cpu": machine.describe(threads).cpu, "threads": threads}
 
 
 def page(record: dict) -> str:

@@ -53,7 +53,7 @@ _HEAD = """# Equal work, and differences that were planted
 
 `twinbench validate measure` plays the same work against itself in processes of their own, and
 against work that takes longer by a known share, as a run of the suite would, with the same looks
-and the same company. Measured on {machine}.
+and with as many contenders beside it. Measured on {machine}.
 What is planted waits for its share after each step; threads of the framework may go to sleep
 meanwhile, so that a step takes longer yet: the ratios on average say by how much.
 """

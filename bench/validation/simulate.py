@@ -122,7 +122,7 @@ def losses(
             result = compare_accuracy(
                 list(drawn - truth), [0.0] * seeds, margin=1.0, more_is_better=True
             )
-            low, high = result["ci"]
+            low, high = result.ci
             kept += low >= -1.0
             lost += high < 0
             covered += low <= -truth <= high

@@ -1,7 +1,6 @@
-"""Bad company: neighbours that really disturb and really end, and verdicts that are held to."""
+"""Disturbances: neighbours that really disturb and really end, and verdicts that are held to."""
 
 import contextlib
-import json
 import os
 import threading
 import time
@@ -12,10 +11,8 @@ import psutil
 import pytest
 
 from bench.harness import machine
-from bench.validation import attacked, command, disturbances
-from bench.validation import neighbours as bench_neighbours
-from bench.validation.disturbances import Found, said_of
-from bench.validation.neighbours import PROGRAMS
+from bench.validation import command, disturbances, neighbours
+from bench.validation.disturbances import Disturbed, judged
 from shared import cgroups
 
 pytestmark = pytest.mark.timeout(120)
@@ -27,9 +24,9 @@ def blocks(*ratios: tuple[float, float]) -> list[dict[str, float]]:
 
 
 def test_true_verdicts_are_none_that_is_wrong():
-    found = said_of("nobody", "pt", blocks((1.0, 1.1), (1.001, 1.101), (0.999, 1.099)))
-    assert [one.verdict for one in found] == ["equivalent", "slower"]
-    assert not any(one.wrong for one in found)
+    pairs = judged("nobody", "pt", blocks((1.0, 1.1), (1.001, 1.101), (0.999, 1.099)))
+    assert [pair.verdict for pair in pairs] == ["equivalent", "slower"]
+    assert not any(pair.wrong for pair in pairs)
 
 
 @pytest.mark.parametrize(
@@ -43,20 +40,20 @@ def test_true_verdicts_are_none_that_is_wrong():
     ],
 )
 def test_a_verdict_that_is_not_true_is_wrong(ratios, wrong):
-    found = said_of("cores", "pt", blocks(*ratios))
-    assert [one.wrong for one in found] == wrong
-    assert ["WRONG" in str(one) for one in found] == wrong
+    pairs = judged("cores", "pt", blocks(*ratios))
+    assert [pair.wrong for pair in pairs] == wrong
+    assert ["WRONG" in str(pair) for pair in pairs] == wrong
 
 
 def test_what_could_not_be_measured_says_why_and_is_not_wrong():
-    for one in said_of("disk", "tf", [], "time-out: no answer", 0.4):
-        assert one.reason == "could not be measured: time-out: no answer"
-        assert not one.wrong
-        assert "others had 40% of the cores" in str(one)
+    for pair in judged("disk", "tf", [], "time-out: no answer", 0.4):
+        assert pair.reason == "could not be measured: time-out: no answer"
+        assert not pair.wrong
+        assert "others had 40% of the cores" in str(pair)
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("program", [name for name in PROGRAMS if name != "memory"])
+@pytest.mark.parametrize("program", [name for name in neighbours.PROGRAMS if name != "memory"])
 def test_a_neighbour_works_until_it_is_ended(program):
     watch = machine.Watch()
     with disturbances.neighbours(program, 2) as pids:
@@ -68,9 +65,9 @@ def test_a_neighbour_works_until_it_is_ended(program):
             time.sleep(0.1)
         taken = watch.stop()
     assert not psutil.wait_procs(started, timeout=20)[1]
-    if taken["others"] is not None and program != "disk":  # which waits
+    if taken.others is not None and program != "disk":  # which waits
         cores = len(os.sched_getaffinity(0))
-        assert taken["others"] * cores * taken["seconds"] > 0.8  # two burned half a second each
+        assert taken.others * cores * taken.seconds > 0.8  # two burned half a second each
 
 
 def io_of(process: psutil.Process) -> float:
@@ -82,9 +79,9 @@ def test_memory_is_taken_up_to_a_rest_and_given_back(monkeypatch):
     """Of a machine with little, since it takes what there is."""
     left, seen, place = [600], [], Path("/proc/self/oom_score_adj")
     before = place.read_text() if place.exists() else None
-    monkeypatch.setattr(bench_neighbours, "REST", 100)
-    monkeypatch.setattr(bench_neighbours, "CHUNK", 80)
-    monkeypatch.setattr(bench_neighbours.Path, "write_text", lambda *_: None)
+    monkeypatch.setattr(neighbours, "REST", 100)
+    monkeypatch.setattr(neighbours, "CHUNK", 80)
+    monkeypatch.setattr(neighbours.Path, "write_text", lambda *_: None)
 
     def free():
         seen.append(left[0])
@@ -96,10 +93,10 @@ def test_memory_is_taken_up_to_a_rest_and_given_back(monkeypatch):
         if len(seen) > 12:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench_neighbours.machine, "free_memory", free)
-    monkeypatch.setattr(bench_neighbours.time, "sleep", pause)
+    monkeypatch.setattr(neighbours.machine, "free_memory", free)
+    monkeypatch.setattr(neighbours.time, "sleep", pause)
     with pytest.raises(KeyboardInterrupt):
-        bench_neighbours.memory()
+        neighbours.memory()
     once = [600, 520, 440, 360, 280, 200, 120]  # above a rest of 100 and a chunk of 80, but for one
     assert seen == [*once, *once]
     assert before == (place.read_text() if place.exists() else None)
@@ -187,72 +184,53 @@ def test_workers_are_struck_and_let_go(kind, struck, monkeypatch):
 
 @pytest.mark.alone
 @pytest.mark.campaign
-def test_a_run_in_company_judges_its_pairs(results_folder, fakes, capsys):
+def test_a_disturbed_run_judges_its_pairs(results_folder, fakes, capsys):
     """With the NumPy kit: whole from the command to its lines, and nobody left."""
     before = {child.pid for child in psutil.Process().children(recursive=True)}
-    status = command.main(
-        ["company", "--framework", "pt", "--kinds", "one core", "--results", str(results_folder)]
-    )
-    said = capsys.readouterr().out.splitlines()
-    assert status in (0, 1)
-    assert [line.split(" pt ")[1].split(":")[0][:10] for line in said[:-1]] == [
+    options = ["--framework", "pt", "--kinds", "one core", "--results", str(results_folder)]
+    status = command.main(["disturbances", *options])
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert [line.split(" pt ")[1].split(":")[0][:10] for line in lines] == [
         f"{name:10}" for name in disturbances.PAIRS
     ]
-    assert said[-1].startswith("2 pairs in bad company: ")
-    assert status == any("WRONG" in line for line in said)
-    after = {child.pid for child in psutil.Process().children(recursive=True)}
-    assert after <= before
+    assert last.startswith("2 disturbed pairs: ")
+    assert status == any("WRONG" in line for line in lines)
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
 
 
-def test_a_wrong_verdict_is_the_exit_status(monkeypatch, tmp_path, capsys):
-    one = Found("cores", "pt", "equal work", 1.2, (1.1, 1.3), "slower", None)
-    monkeypatch.setattr(disturbances, "disturbed", lambda *_: [one])
-    given = ["company", "--kinds", "cores", "--framework", "pt", "--results", str(tmp_path)]
-    assert command.main(given) == 1
+@pytest.fixture
+def disturb(monkeypatch, tmp_path):
+    """Run the command where each disturbed run is judged so; returns the exit status."""
+    kinds = {"cores": contextlib.nullcontext}
+    monkeypatch.setattr(disturbances, "kinds", lambda: kinds)
+
+    def run(pairs, *options):
+        monkeypatch.setattr(disturbances, "disturbed", lambda *_: pairs)
+        return command.main(["disturbances", "--results", str(tmp_path), *options])
+
+    return run
+
+
+def test_a_wrong_verdict_is_the_exit_status(disturb, capsys):
+    pair = Disturbed("cores", "pt", "equal work", 1.2, (1.1, 1.3), "slower", None)
+    assert disturb([pair], "--framework", "pt") == 1
     assert "1 with a verdict, 1 of them wrong" in capsys.readouterr().out
 
 
-def test_what_was_said_is_kept_and_shown(monkeypatch, tmp_path):
-    monkeypatch.setattr(attacked, "RECORD", tmp_path / "attacked.json")
-    monkeypatch.setattr(attacked, "PAGE", tmp_path / "attacked.md")
-    found = [
-        Found("cores", "pt", "equal work", 1.2, (1.1, 1.3), "slower", None),
-        Found("cores", "pt", "10% more", 1.1, (0.9, 1.3), None, 0.4),
-        Found(
-            "disk", "tf", "equal work", None, None, None, None, "could not be measured: time-out"
-        ),
+def test_the_verdicts_are_kept_and_shown(disturb, page):
+    cores = Disturbed("cores", "pt", "equal work", 1.2, (1.1, 1.3), "slower", None)
+    why = "could not be measured: time-out"
+    more = [
+        Disturbed("cores", "pt", "10% more", 1.1, (0.9, 1.3), None, 0.4),
+        Disturbed("disk", "tf", "equal work", None, None, None, None, why),
     ]
-    monkeypatch.setattr(disturbances, "disturbed", lambda *_: found)
-    kinds = {"cores": contextlib.nullcontext}
-    monkeypatch.setattr(disturbances, "kinds", lambda: kinds)
-    command.main(["company", "--results", str(tmp_path), "--publish"])
-    page = attacked.PAGE.read_text("utf-8")
-    assert "2 of 2 verdicts were wrong" in " ".join(page.split())
-    assert "| cores | PyTorch | 2 slower | 2 can't tell | 2 |" in page
-    assert "| disk | TensorFlow | 2 could not be measured: time-out |  | 0 |" in page
-    assert attacked.page(json.loads(attacked.RECORD.read_text("utf-8"))) == page
+    disturb([cores, *more], "--publish")
+    assert "2 of 2 verdicts were wrong" in page()
+    assert "| cores | PyTorch | 2 slower | 2 can't tell | 2 |" in page()
+    assert "| disk | TensorFlow | 2 could not be measured: time-out |  | 0 |" in page()
     # One kind alone takes the place of what was kept of it.
-    found[:] = [Found("cores", "pt", "equal work", 1.0, (0.9, 1.1), "inconclusive", None)]
-    given = ["company", "--kinds", "cores", "--results", str(tmp_path), "--publish"]
-    assert command.main(given) == 0
-    page = attacked.PAGE.read_text("utf-8")
-    assert "0 of 2 verdicts were wrong" in " ".join(page.split())
-    assert "| cores | PyTorch | 2 inconclusive |" in page
-    assert "| disk | TensorFlow |" in page
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--kinds", "noise"], "no kind 'noise'"),
-        (["--framework", "jax"], "no framework 'jax'"),
-        (["--runs", "0"], "1 or more"),
-        (["--framework", "pt", "--publish"], "--publish is of both frameworks"),
-        (["--minutes", "nan"], "a time above 0"),
-    ],
-)
-def test_bad_options_are_one_line(options, said, capsys):
-    with pytest.raises(SystemExit) as ended:
-        command.main(["company", *options])
-    assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+    right = Disturbed("cores", "pt", "equal work", 1.0, (0.9, 1.1), "inconclusive", None)
+    assert disturb([right], "--kinds", "cores", "--publish") == 0
+    assert "0 of 2 verdicts were wrong" in page()
+    assert "| cores | PyTorch | 2 inconclusive |" in page()
+    assert "| disk | TensorFlow |" in page()
