@@ -86,11 +86,12 @@ class Run:
         if taken_up:
             take_up(plan, taken_up)
         self.state = taken_up or states.new(
+            plan.every,
             asked=settings.asked,
+            code=states.code(),
             command=settings.command,
             effort=settings.effort,
             environment=self.machine,
-            cases=plan.every,
         )
         most = settings.seconds
         self.deadline = time.monotonic() + most if most else float("inf")

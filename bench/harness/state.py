@@ -147,18 +147,12 @@ class RunState(Struct, kw_only=True):
         self.seconds[part] = (self.seconds.get(part) or 0.0) + seconds
 
 
-def new(
-    *, asked: Asked, command: str, effort: str, environment: Environment, cases: list[Case]
-) -> RunState:
+def new(cases: list[Case], **fields: Any) -> RunState:
     """The state of a run of these cases that has not begun."""
     return RunState(
-        asked=asked,
+        **fields,
         process=this_process(),
-        code=code(),
-        command=command,
-        effort=effort,
         started=datetime.now(UTC).isoformat(timespec="seconds"),
-        environment=environment,
         seconds={"total": 0.0, "first_table": None, "intervals": None},
         cases={case.id: CaseState() for case in cases},
     )

@@ -3,14 +3,14 @@
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise, product
-from types import SimpleNamespace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.analysis import bounds
-from bench.harness import progress
+from bench.harness import progress, remaining
 from bench.harness.command import without_folders
 from bench.harness.durations import Durations
 from bench.harness.plan import (
@@ -18,6 +18,7 @@ from bench.harness.plan import (
     EFFORTS,
     LOOKS,
     WARM,
+    CaseMessage,
     Effort,
     Measure,
     Technique,
@@ -25,8 +26,6 @@ from bench.harness.plan import (
     Workload,
 )
 from bench.harness.progress import clock
-from bench.harness.record import Record
-from bench.harness.run import Run, Settings
 from bench.harness.schedule import Plan, techniques
 from bench.harness.selection import (
     MOST_ALIVE,
@@ -39,7 +38,7 @@ from bench.harness.selection import (
 )
 from bench.harness.selection import matches as matches_of
 from shared.specs import TASKS
-from tests.harness import faulty
+from tests.harness import runs
 
 TECHNIQUE = Technique(
     family="faults",
@@ -81,19 +80,11 @@ def matches(cases, **how):
 
 
 def plan_of(cases, amount=EFFORT["default"], technique=TECHNIQUE, **known):
-    return Plan({technique.name: cases}, {technique.name: technique}, amount, **known)
+    return runs.plan_of(cases, amount, technique, **known)
 
 
-def record_of(plan, folder):
-    record = Record(folder, command="", effort="", amount=plan.amount, environment={})
-    for name, cases in plan.cases.items():
-        record.add(plan.techniques[name], cases)
-    record.passes.append([record.add_match(match) for match in plan.matches()])
-    return record
-
-
-def seconds_of(plan, folder):
-    return plan.left(record_of(plan, folder))
+def seconds_of(plan):
+    return remaining.seconds_left(plan, runs.begun(plan))
 
 
 def names(cases):
@@ -160,14 +151,13 @@ def test_efforts_grow():
 
 
 def test_a_case_travels_as_json():
-    message = DEFAULT[0].message()
-    assert message["module"] == "module"
-    assert (message["task"], message["batch_size"]) == ("digits-cnn", 4)
-    assert message["variant"]["name"] == "plain"
-    assert message["composed_of"] == ()
     composed = replace(TECHNIQUE, composed_of=("train_step.gradient_clipping",))
     for case in cases_of(composed, "module", "full"):
-        assert case.message()["composed_of"] == composed.composed_of
+        message = case.message()
+        assert msgspec.json.decode(msgspec.json.encode(message), type=CaseMessage) == message
+        assert (message.module, message.composed_of) == ("module", composed.composed_of)
+        assert (message.task, message.batch_size, message.mode) == case.work
+        assert message.variant == (case.variant.stands_for or case.variant.name)
 
 
 def test_batch_sizes_are_those_of_the_task():
@@ -364,7 +354,9 @@ def test_a_quick_run_has_the_small_models_that_are_timed_and_names_the_rest():
     assert {"text-gpt-10m", "photos"} <= {c.task.name for c in every} - {c.task.name for c in found}
     plan = plan_of(found[:1], technique=techniques()[found[0].technique])
     plan = replace(plan, left_out=("folder", "schedules"))
-    assert "--technique or -k: folder, schedules" in " ".join(plan.describe((1, 1)).split())
+    assert "--technique or -k: folder, schedules" in " ".join(
+        remaining.describe(plan, (1, 1)).split()
+    )
 
 
 def test_what_is_probed_alike_is_probed_once():
@@ -413,10 +405,10 @@ def test_no_cases_are_no_matches():
 # The plan ---------------------------------------------------------------------------------------
 
 
-def test_the_plan_names_its_parts_and_fits_80_columns(tmp_path):
+def test_the_plan_names_its_parts_and_fits_80_columns():
     plan = plan_of(DEFAULT)
-    expected, most = seconds_of(plan, tmp_path)
-    text = plan.describe((expected, most))
+    expected, most = seconds_of(plan)
+    text = remaining.describe(plan, (expected, most))
     assert all(len(line) <= 80 for line in text.splitlines()), text
     for word in ("made_up", "plain", "first", "digits-cnn (4)", "text-gpt (8)", "3 to 5 blocks"):
         assert word in text
@@ -428,13 +420,14 @@ def test_the_plan_names_its_parts_and_fits_80_columns(tmp_path):
 
 
 def test_a_long_plan_fits_80_columns():
-    text = plan_of(cases_of(many_variants(20), "module", "default")).describe((1, 2))
+    plan = plan_of(cases_of(many_variants(20), "module", "default"))
+    text = remaining.describe(plan, (1, 2))
     assert all(len(line) <= 80 for line in text.splitlines()), text
 
 
-def test_more_work_takes_longer(tmp_path):
+def test_more_work_takes_longer():
     def seconds(amount, cases):
-        return seconds_of(plan_of(cases, amount), tmp_path)[0]
+        return seconds_of(plan_of(cases, amount))[0]
 
     less = seconds(Effort(1, 30, 1), DEFAULT)
     assert less < seconds(Effort(8, 30, 1), DEFAULT) < seconds(Effort(8, 30, 8), DEFAULT)
@@ -442,38 +435,37 @@ def test_more_work_takes_longer(tmp_path):
     assert seconds(EFFORT["default"], DEFAULT) < seconds(Effort(8, 30, 8), DEFAULT)
 
 
-def test_training_that_takes_longer_is_planned_so(tmp_path):
+def test_training_that_takes_longer_is_planned_so():
     longer = replace(DEFAULT[-1].workload, training=3.0)
     cases = [replace(c, workload=longer) if c.workload.accuracy else c for c in DEFAULT]
     amount = Effort(8, 30, 8, train_s=60)
     none = replace(amount, seeds=0)
     without, usual, more = (
-        seconds_of(plan_of(*each, durations=Durations(parents_s=0)), tmp_path)[0]
+        seconds_of(plan_of(*each, durations=Durations(parents_s=0)))[0]
         for each in ((DEFAULT, none), (DEFAULT, amount), (cases, amount))
     )
     assert usual > without
     assert more - without == pytest.approx(3 * (usual - without))
 
 
-def test_the_table_of_a_plan_adds_up(tmp_path):
+def test_the_table_of_a_plan_adds_up():
     plan = plan_of(DEFAULT)
-    record = record_of(plan, tmp_path)
-    lines = plan.table(record).splitlines()
+    lines = remaining.table(plan, runs.begun(plan)).splitlines()
     assert all(len(line) <= 80 for line in lines)
-    expected, most = (seconds + plan.durations.describe_s for seconds in plan.left(record))
+    expected, most = (seconds + plan.durations.describe_s for seconds in seconds_of(plan))
     assert lines[-1].split("  ")[0] == "together"
     assert lines[-1].endswith(clock(most))
     assert clock(expected) in lines[-1]
     parts = [line[:26].strip() for line in lines[1:]]
     passes = [f"pass {number}" for number in range(1, 6)]
-    apart = ["first calls and memory", "training, 4 seeds"]
-    assert parts == ["start", *passes[:3], *apart, *passes[3:], "together"]
+    isolated = ["first calls and memory", "training, 4 seeds"]
+    assert parts == ["start", *passes[:3], *isolated, *passes[3:], "together"]
 
 
-def test_where_seeds_are_looked_at_each_look_is_a_part_of_the_plan(tmp_path):
+def test_where_seeds_are_looked_at_each_look_is_a_part_of_the_plan():
     plan = plan_of(DEFAULT, replace(EFFORT["default"], seeds=6, seed_looks=(4, 6)))
-    found = [part.name for part in plan.parts(record_of(plan, tmp_path)) if "training" in part.name]
-    assert found == ["training, 4 seeds", "training, 6 seeds"]
+    names = [part.name for part in remaining.parts(plan, runs.begun(plan))]
+    assert [n for n in names if "training" in n] == ["training, 4 seeds", "training, 6 seeds"]
 
 
 def test_what_is_left_follows_the_plan_first_and_the_clock_later(monkeypatch):
@@ -605,129 +597,3 @@ def test_only_a_quick_run_leaves_out_what_is_proved_in_training_where_no_probe_d
         assert not asked & quick or technique.probes
         proved |= asked
     assert proved
-
-
-@pytest.mark.parametrize("left", [10.0, 1000.0])
-def test_a_table_is_there_before_large_models_are_measured_and_then_one_with_intervals(
-    tmp_path, monkeypatch, left
-):
-    large = replace(TECHNIQUE.workloads[0], task="text-gpt-10m")
-    technique = replace(TECHNIQUE, workloads=(large, TECHNIQUE.workloads[0]))
-    plan = plan_of(cases_of(technique, "module", "default"), technique=technique)
-    seen = []
-    monkeypatch.setattr(Plan, "left", lambda *_: (left, left))
-    monkeypatch.setattr(Run, "_start_parents", lambda *_: None)
-    monkeypatch.setattr(Run, "_play", lambda run, *given: seen.append(given[2][0].task.name))
-    settings, processes = Settings(), SimpleNamespace(forks=True, stop_parents=lambda: None)
-    show = lambda record, reached: seen.append(reached or "no news")  # noqa: E731
-    run = Run(plan, settings, tmp_path, print, show=show)
-    run._play_pass(processes, {}, 0)
-    small = [match[0].task.name for match in plan.matches() if not match[0].task.blocks]
-    assert seen[: len(small) + 1] == [*small, "first_table"]
-    assert set(seen[len(small) + 1 :]) == {"text-gpt-10m", "no news"}
-    for block in (1, 2):
-        assert run._plans_pass(block)
-        run._play_pass(processes, {}, block)
-        assert (run.record.top["seconds"]["intervals"] is not None) == (block == 2)
-    # Who waits for the end anyway needs no table before it.
-    assert [each for each in seen if "-" not in each][1:] == [
-        *("no news", "no news"),
-        "intervals" if left > 180 else "no news",
-    ]
-    assert 0 < run.record.top["seconds"]["first_table"] < run.record.top["seconds"]["intervals"]
-
-
-# What comes first ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def first_passes(fakes, results_folder, tmp_path, monkeypatch):
-    """The kinds of work that a first pass plays, in their order, of a train step and predictions.
-
-    `seconds` are what a block of either is expected to take.
-    """
-
-    def play(seconds: dict[str, float], **settings) -> list[str]:
-        chosen = {}
-        for technique in (faulty.SMALL, faulty.PREDICTED):
-            every = cases_of(technique, "tests.harness.faulty", "default")
-            chosen[technique.name] = choose(
-                every, tasks=set(), variants={"good", "same"}, frameworks={"pt"}
-            )
-        techniques = {technique.name: technique for technique in (faulty.SMALL, faulty.PREDICTED)}
-        made = Plan(chosen, techniques, Effort(blocks=1, rounds=3, seeds=1))
-        monkeypatch.setattr(
-            made.durations, "of_match", lambda cases: seconds[cases[0].workload.mode]
-        )
-        monkeypatch.setattr(
-            made.durations, "of_pass", lambda matches: sum(map(made.durations.of_match, matches))
-        )
-        played = []
-        monkeypatch.setattr(
-            Run,
-            "_play",
-            lambda self, processes, number, match, *_: played.append(match[0].workload.mode),
-        )
-        for part in ("_cold_starts", "_probes", "_train", "_start_parents"):
-            monkeypatch.setattr(Run, part, lambda *_: None)
-        Run(made, Settings(results=results_folder, **settings), tmp_path, lambda _: None).measure()
-        return played
-
-    return play
-
-
-def test_cheap_work_comes_first_and_of_a_user_s_file_the_train_step(first_passes):
-    seconds = {"train": 60.0, "predict": 10.0}
-    assert first_passes(seconds) == ["predict", "train"]
-    own = {"name": "my_model", "sha256": "0"}
-    assert first_passes(seconds, model=own) == ["train", "predict"]
-
-
-def test_what_fits_into_the_time_is_played_where_the_first_does_not(first_passes):
-    seconds = {"train": 600.0, "predict": 10.0}
-    own = {"name": "my_model", "sha256": "0"}
-    assert first_passes(seconds, model=own, minutes=2) == ["predict"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "apart"),
-    [
-        ({}, ["cold", "probes", "training"]),
-        ({"model": {"name": "my_model", "sha256": "0"}}, ["probes", "training", "cold"]),
-    ],
-)
-def test_intervals_come_before_what_is_measured_apart(
-    settings, apart, fakes, results_folder, tmp_path, monkeypatch
-):
-    every = cases_of(faulty.SMALL, "tests.harness.faulty", "default")
-    cases = choose(every, tasks=set(), variants={"good"}, frameworks={"pt"})
-    amount = Effort(blocks=5, rounds=3, seeds=1, looks=(3, 5))
-    made = Plan({faulty.SMALL.name: cases}, {faulty.SMALL.name: faulty.SMALL}, amount)
-    order = []
-    for part, name in (("cold_starts", "cold"), ("probes", "probes"), ("train", "training")):
-        monkeypatch.setattr(Run, f"_{part}", lambda *_, name=name: order.append(name))
-    monkeypatch.setattr(Run, "_stack", lambda *_: None)
-    monkeypatch.setattr(Run, "_play_pass", lambda *given: order.append(f"pass {given[-1] + 1}"))
-    Run(made, Settings(results=results_folder, **settings), tmp_path, lambda _: None).measure()
-    passes = [f"pass {number}" for number in range(1, 6)]
-    assert list(dict.fromkeys(order)) == [*passes[:3], *apart, *passes[3:]]
-
-
-def test_nothing_is_stacked_by_passes_that_were_cut(fakes, results_folder, tmp_path, monkeypatch):
-    """And what is cheap is measured until the first look, though a pass before had no time."""
-    every = cases_of(faulty.SMALL, "tests.harness.faulty", "default")
-    cases = choose(every, tasks=set(), variants={"good"}, frameworks={"pt"})
-    amount = Effort(blocks=5, rounds=3, seeds=1, looks=(3, 5))
-    made = Plan({faulty.SMALL.name: cases}, {faulty.SMALL.name: faulty.SMALL}, amount)
-    order = []
-    for part in ("_cold_starts", "_probes", "_train"):
-        monkeypatch.setattr(Run, part, lambda *_: None)
-    monkeypatch.setattr(Run, "_stack", lambda *_: order.append("stack"))
-
-    def play(self, processes, data, block):
-        self._cut = True
-        order.append(block)
-
-    monkeypatch.setattr(Run, "_play_pass", play)
-    Run(made, Settings(results=results_folder), tmp_path, lambda _: None).measure()
-    assert order == [0, 1, 2]

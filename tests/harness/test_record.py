@@ -17,7 +17,6 @@ import pytest
 
 from bench.analysis.analyse import analyse, raw
 from bench.harness import folders, record
-from bench.harness import state as states
 from bench.harness.answers import ColdStart, Configured
 from bench.harness.folders import new_folder
 from bench.harness.isolated_measurements import Trained
@@ -26,9 +25,10 @@ from bench.harness.plan import EFFORT, Technique, Variant, Workload
 from bench.harness.recorder import Recorder
 from bench.harness.schedule import Plan
 from bench.harness.selection import cases_of
-from bench.harness.state import Asked, RunState
-from bench.record import Artifact, Conditions, Environment, Metric, encode, load
+from bench.harness.state import RunState
+from bench.record import Artifact, Conditions, Metric, encode, load
 from shared.specs import TASKS, train_step_flops
+from tests.harness.runs import state_of
 from tests.records import as_read, find_case, find_comparison
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,9 +82,7 @@ def nothing(technique=TECHNIQUE, **environment):
         {technique.name: technique},
         EFFORT["default"],
     )
-    where = Environment(**environment)
-    given = {"asked": Asked(), "command": "pytest bench/", "effort": "default"}
-    return Found(plan, states.new(environment=where, cases=plan.every, **given))
+    return Found(plan, state_of(plan, **environment))
 
 
 def block(seconds=STEP_S, number=0, **values):

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -19,12 +20,14 @@ from bench.analysis.cases import LIFETIMES
 from bench.harness import conditions, executor, isolated_measurements, remaining, run, state
 from bench.harness.answers import ColdStart, Configured, Described, Probed, Proof
 from bench.harness.conditions import OtherConditions
+from bench.harness.durations import Durations
 from bench.harness.isolated_measurements import Measurement, Trained
 from bench.harness.matches import Match, Played, start_order
 from bench.harness.plan import LOOKS, SEED, SEED_LOOKS, Effort, Technique, Variant, Workload
 from bench.harness.processes import Failed, Processes
 from bench.harness.run import Run, Settings
 from bench.harness.schedule import Plan
+from bench.harness.scheduler import WRITING_S
 from bench.harness.selection import cases_of
 from bench.record import Metric, encode, load
 from tests.harness import command_line
@@ -354,6 +357,17 @@ def test_a_run_that_was_killed_between_its_two_files_loses_nothing(
     after = made_up()
     assert measured(take_up(folder, monkeypatch).measure()) == measured(whole.record)
     assert not [what for what in after.done if what in before.done and what[0] == "block"]
+
+
+def test_a_run_whose_minutes_are_over_ends_whatever_it_is_at(made_up, tmp_path, monkeypatch):
+    monkeypatch.setattr(Durations, "of", lambda *_: 0.0)
+    made = made_up()
+    made.play = lambda match, rounds: time.sleep(60)
+    plan = Plan(CASES, TECHNIQUES, AMOUNT, Durations(parents_s=0.0))
+    settings = Settings(results=tmp_path, minutes=(WRITING_S + 0.2) / 60)
+    record = Run(plan, settings, tmp_path, lambda line: None).measure()
+    assert (record.finished, record.ended, record.blocks) == (False, "minutes", [])
+    assert load(tmp_path).ended == "minutes"
 
 
 # What failed --------------------------------------------------------------------------------------
