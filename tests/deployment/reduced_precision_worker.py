@@ -8,24 +8,25 @@ one line of JSON: scenario -> what was found, or {"error": traceback}.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
+from shared.specs import TASKS
 from tests import workers
-from tests.train_step.mixed_precision_worker import (
-    CNN,
-    FRAMEWORK,
-    batches,
-    kit,
-    name_of,
-    prepare,
-    run,
-    same,
-)
+from tests.train_step import steps
+from tests.train_step.steps import same
 from tests.workers import raised
 
+FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
 impl = workers.implementation(FRAMEWORK, "deployment.reduced_precision")
-technique = impl.deployment.reduced_precision
+technique, kit = impl.deployment.reduced_precision, impl.kit
+CNN = TASKS["digits-cnn"].model
+CNN = replace(CNN, convolutions=CNN.convolutions[:2])
+prepare, batches, run = (
+    partial(function, kit) for function in (steps.prepare, steps.batches, steps.losses_of)
+)
 
 
 def predict():
@@ -44,7 +45,8 @@ def predict():
     ):
         logits = technique.make_predict(prepared.model, **settings)(x)
         error = float(np.abs(np.asarray(logits) - exact).max() / np.abs(exact).max())
-        found[name] = {"dtype": name_of(logits.dtype), "error": error}
+        dtype = getattr(logits.dtype, "name", str(logits.dtype)).removeprefix("torch.")
+        found[name] = {"dtype": dtype, "error": error}
     found["weights_kept"] = same(before, kit.models.export_weights(prepared.model))
     return found
 
