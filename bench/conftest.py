@@ -366,7 +366,7 @@ def _techniques(state: State) -> dict[str, Technique]:
 
 def _asks_for(state: State, technique: str) -> bool:
     """Whether a technique, or a variant, is asked for by name, which shows its ordinary rows."""
-    options = state.settings.asked["options"]
+    options = state.settings.asked.options
     words = set(re.findall(r"\w+", options["-k"] or ""))
     named = any(f"_{word}_" in f"_{technique}_" for word in words)
     return named or technique in state.chosen["technique"] or bool(state.chosen["variant"])
