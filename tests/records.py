@@ -12,6 +12,9 @@ from collections.abc import Iterable
 from math import exp
 from typing import Any
 
+import numpy as np
+
+from bench.analysis.bounds import LOOKS
 from bench.analysis.declared import complete
 from bench.record import (
     Accuracy,
@@ -149,6 +152,12 @@ def find_comparison(of: Record, first: str, second: str) -> Comparison:
     """The comparison of two cases by the ends of their ids."""
     pairs = (c for c in of.comparisons if c.numerator.endswith(first))
     return next(c for c in pairs if c.denominator.endswith(second))
+
+
+def with_comparison(of: Record, first: str, second: str, **changes: Any) -> Record:
+    """The record with a changed comparison of the two cases whose ids end so."""
+    comparison = find_comparison(of, first, second)
+    return of.but(comparisons=[c.but(**changes) if c is comparison else c for c in of.comparisons])
 
 
 def as_read(of: Record) -> Record:
@@ -415,3 +424,61 @@ def _noise_floor(effort: str) -> NoiseFloor:
         p90_half_width=None if quick else 0.044,
         ratios=0 if quick else 28,
     )
+
+
+# A run that was played ----------------------------------------------------------------------------
+
+
+def played_run(
+    times: dict[tuple[str, ...], float | None],
+    blocks: int = 3,
+    techniques: dict[str, tuple[str, ...]] | None = None,
+    sd: float = 0.0005,
+    **fields: Any,
+) -> Record:
+    """What a run measured, of which nothing was derived; in one match, at looks.
+
+    `techniques`: their variants, the first of which is the baseline; a control repeats it. `times`:
+    by framework and variant, or technique, framework and variant; of others it is 1, and None is
+    not measured. `sd`: of a block's log times.
+    """
+    techniques = techniques or {"made_up": ("plain", "quick", "same")}
+    cases = [
+        case(
+            variant,
+            technique=technique,
+            framework=framework,
+            role="control" if variant == "control" else "variant" if place else "baseline",
+            batch_size=4,
+        )
+        for technique, variants in techniques.items()
+        for place, variant in enumerate((*variants, "control"))
+        for framework in ("pt", "tf")
+    ]
+    draw, samples = np.random.default_rng(1), {case.id: {} for case in cases}
+    for block in range(blocks):
+        for one in cases:
+            factor = times.get((one.framework, one.variant), 1.0)
+            factor = times.get((one.technique, one.framework, one.variant), factor)
+            if factor is not None:
+                seconds = 0.01 * factor * exp(draw.normal(0, sd))
+                rounds = seconds * np.exp(draw.normal(0, 0.001, 15))
+                samples[one.id][str(block)] = rounds.tolist()
+    cases = [
+        one.but(
+            timing=Timing(step_s={"0": samples[one.id]} if samples[one.id] else {}),
+            blocks=[
+                Block(
+                    match=0,
+                    block=int(block),
+                    losses=LOSSES,
+                    weights_sha256="a",
+                    empty_s=1e-9,
+                    shortest_s=0.01,
+                )
+                for block in samples[one.id]
+            ],
+        )
+        for one in cases
+    ]
+    return record(cases, **{"looks": list(LOOKS)} | fields)

@@ -5,42 +5,36 @@ from __future__ import annotations
 import pytest
 
 from bench.analysis import accuracy
-from bench.analysis.accuracy import Accuracy, agree
+from bench.analysis.accuracy import Accuracy as Effect
+from bench.analysis.accuracy import agree
+from bench.record import Accuracy, Certificate, TaskFacts
+from tests import records
 
 TASKS = {
-    "more": {"metric": "accuracy", "margin": 1.0, "parity": 1e-3},
-    "less": {"metric": "bits_per_character", "margin": 0.05, "parity": 1e-3},
+    "more": TaskFacts(metric="accuracy", margin=1.0, parity=1e-3),
+    "less": TaskFacts(metric="bits_per_character", margin=0.05, parity=1e-3),
 }
 LOSSES = [2.0, 1.9]
 
 
-def case(variant="changed", task="more", batch=64, **more):
-    return {
-        "id": f"{variant}/{task}/{batch}/{more.get('framework', 'pt')}",
-        "technique": "made_up",
-        "variant": variant,
-        "role": "baseline" if variant == "base" else "variant",
-        "framework": "pt",
-        "flavour": None,
-        "task": task,
-        "batch_size": batch,
-        "mode": "train",
-        "status": "OK",
-        "accuracy": None,
-        "certificate": None,
-    } | more
+def case(variant="changed", task="more", batch=64, **fields):
+    return records.case(variant, task=task, batch_size=batch, **fields)
 
 
 def trained(mean, ci):
-    return {"difference": {"mean": mean, "ci": ci}}
+    return records.accuracy(mean, *(ci or ()))
+
+
+def seeds(*values):
+    return Accuracy(per_seed=list(values))
 
 
 def proof(*losses):
-    return {"losses": list(losses)}
+    return Certificate(losses=list(losses))
 
 
-def base(**more):
-    return case("base", certificate=proof(*LOSSES), **more)
+def base(**fields):
+    return case("base", certificate=proof(*LOSSES), **fields)
 
 
 # By an interval -----------------------------------------------------------------------------------
@@ -62,8 +56,7 @@ def base(**more):
 )
 def test_a_loss_within_the_margin_is_kept_by_the_bound_of_its_interval(task, ci, kept):
     row = case(task=task, accuracy=trained(0.01, ci))
-    metric = TASKS[task]["metric"]
-    expected = Accuracy(kept, mean=0.01, ci=ci, metric=metric)
+    expected = Effect(kept, mean=0.01, ci=ci and tuple(ci), metric=TASKS[task].metric)
     assert accuracy.of(row, [row, base(task=task)], TASKS) == expected
 
 
@@ -78,13 +71,13 @@ def test_another_batch_s_training_counts_but_no_other_task_s_framework_s_or_vari
     same = case(batch=4, accuracy=lost)
     assert accuracy.of(row, [row, same, base()], TASKS).kept is False
     for other in (
-        same | {"task": "less"},
-        same | {"framework": "tf"},
-        same | {"variant": "another"},
-        same | {"technique": "another"},
-        same | {"status": "FAILED"},
+        same.but(task="less"),
+        same.but(framework="tf"),
+        same.but(variant="another"),
+        same.but(technique="another"),
+        same.but(status="FAILED"),
     ):
-        assert accuracy.of(row, [row, other, base()], TASKS) == Accuracy(None)
+        assert accuracy.of(row, [row, other, base()], TASKS) == Effect(None)
 
 
 # By equal losses ----------------------------------------------------------------------------------
@@ -101,15 +94,15 @@ def test_losses_that_differ_by_rounding_alone_are_exact(off, kept):
 
 @pytest.mark.parametrize("changed", ["changes_math", "changes_weights"])
 def test_what_changes_the_mathematics_is_not_exact_however_close(changed):
-    row = case(certificate=proof(*LOSSES)) | {changed: True}
-    assert accuracy.of(row, [row, base()], TASKS) == Accuracy(None)
+    row = case(certificate=proof(*LOSSES), **{changed: True})
+    assert accuracy.of(row, [row, base()], TASKS) == Effect(None)
 
 
 def test_a_task_has_the_rounding_that_it_says():
     row = case(certificate=proof(2.0, 1.9002))
-    tasks = {"more": TASKS["more"] | {"rounding": 2e-4}}
+    tasks = {"more": TASKS["more"].but(rounding=2e-4)}
     assert accuracy.of(row, [row, base()], TASKS).kept is None
-    assert accuracy.of(row, [row, base()], tasks) == Accuracy(True, exact=True)
+    assert accuracy.of(row, [row, base()], tasks) == Effect(True, exact=True)
 
 
 def test_a_row_without_losses_is_as_exact_as_all_of_its_kin():
@@ -117,17 +110,17 @@ def test_a_row_without_losses_is_as_exact_as_all_of_its_kin():
     same = case(task="less", certificate=proof(*LOSSES))
     other = case(batch=4, certificate=proof(2.0, 1.8))
     every = [row, same, *bases]
-    assert accuracy.of(row, every, TASKS) == Accuracy(True, exact=True, proven_on="less")
+    assert accuracy.of(row, every, TASKS) == Effect(True, exact=True, proven_on="less")
     here = case(batch=4, certificate=proof(*LOSSES))
     found = accuracy.of(row, [row, here, base(), base(batch=4)], TASKS)
-    assert found == Accuracy(True, exact=True)  # of the same task
-    assert accuracy.of(row, [*every, other, base(batch=4)], TASKS) == Accuracy(None)
-    apart = row | {"certificate": proof(2.0, 1.8)}  # its own losses decide, where it has some
-    assert accuracy.of(apart, [apart, *every[1:]], TASKS) == Accuracy(None)
+    assert found == Effect(True, exact=True)  # of the same task
+    assert accuracy.of(row, [*every, other, base(batch=4)], TASKS) == Effect(None)
+    differing = row.but(certificate=proof(2.0, 1.8))  # its own losses decide, where it has some
+    assert accuracy.of(differing, [differing, *every[1:]], TASKS) == Effect(None)
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "same"),
+    ("losses", "others", "same"),
     [
         ([100.05], [100.0], True),
         ([100.2], [100.0], False),
@@ -141,34 +134,33 @@ def test_a_row_without_losses_is_as_exact_as_all_of_its_kin():
         ([None], [2.0], False),
     ],
 )
-def test_losses_agree_within_the_parity_of_their_task(ours, theirs, same):
-    assert agree(TASKS, "more", ours, theirs) is same
-    assert not agree({"more": {}}, "more", ours, theirs)
+def test_losses_agree_within_the_parity_of_their_task(losses, others, same):
+    assert agree(TASKS["more"], losses, others) is same
+    assert not agree(TaskFacts(), losses, others)
 
 
 def test_a_baseline_is_what_it_is():
-    assert accuracy.of(base(), [base()], TASKS) == Accuracy(True, exact=True)
+    assert accuracy.of(base(), [base()], TASKS) == Effect(True, exact=True)
 
 
 # Between two rows ---------------------------------------------------------------------------------
 
 
 def test_only_the_seeds_of_both_are_compared():
-    ours, theirs = ({"accuracy": {"per_seed": own}} for own in ([91.0, 93.0, 0.0], [90.0, 91.0]))
-    found = accuracy.difference(case(**ours), case(**theirs), TASKS)
-    assert found["mean"] == 1.5
-    assert found == accuracy.difference(case(accuracy={"per_seed": [91.0, 93.0]}), case(**theirs),
-                                        TASKS)  # fmt: skip
-    for nothing in (None, case(), case(accuracy={"per_seed": []})):
-        assert accuracy.difference(case(**ours), nothing, TASKS) is None
+    row, other = case(accuracy=seeds(91.0, 93.0, 0.0)), case(accuracy=seeds(90.0, 91.0))
+    assert accuracy.difference(row, other, TASKS).mean == 1.5
+    fewer = row.but(accuracy=seeds(91.0, 93.0))
+    assert accuracy.difference(fewer, other, TASKS).mean == 1.5
+    for nothing in (None, case(), case(accuracy=seeds())):
+        assert accuracy.difference(row, nothing, TASKS) is None
 
 
 def test_looks_widen_the_interval():
-    ours, theirs = (
-        case(accuracy={"per_seed": own}) for own in ([91.0, 93.0, 95.5], [90.0, 91.0, 94.0])
+    row, other = (
+        case(accuracy=seeds(*values)) for values in ([91.0, 93.0, 95.5], [90.0, 91.0, 94.0])
     )
-    plain, looked = (accuracy.difference(ours, theirs, TASKS, looks) for looks in (None, [3, 5]))
-    assert looked["ci"][0] < plain["ci"][0] < plain["ci"][1] < looked["ci"][1]
+    plain, looked = (accuracy.difference(row, other, TASKS, looks) for looks in ((), (3, 5)))
+    assert looked.ci[0] < plain.ci[0] < plain.ci[1] < looked.ci[1]
 
 
 @pytest.mark.parametrize(
@@ -182,10 +174,9 @@ def test_looks_widen_the_interval():
     ],
 )
 def test_what_is_not_decided_is_not_lost(metric, ci, lost):
-    assert Accuracy(False, mean=-1.0, ci=ci, metric=metric).lost is lost
+    assert Effect(False, mean=-1.0, ci=ci, metric=metric).lost is lost
 
 
 def test_losses_that_come_to_nothing_agree_by_the_largest():
-    tasks = {"task": {"parity": 1e-3}}
-    assert accuracy.agree(tasks, "task", [1.0, 0.0], [1.0, 1e-12])
-    assert not accuracy.agree(tasks, "task", [1.0, 1e-3], [1.0, 0.0])
+    assert agree(TASKS["more"], [1.0, 0.0], [1.0, 1e-12])
+    assert not agree(TASKS["more"], [1.0, 1e-3], [1.0, 0.0])

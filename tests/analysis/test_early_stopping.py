@@ -1,8 +1,6 @@
 """A run that ends early where it is decided: bounds, intervals, verdicts, and who leaves."""
 
-from dataclasses import replace
 from math import exp, sqrt
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,20 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from bench.analysis import decisions, sequential
+from bench.analysis import sequential
 from bench.analysis.analyse import analyse, raw
 from bench.analysis.bounds import LOOKS, bound, confidence, crossing, taken
 from bench.analysis.comparisons import side_by_side
 from bench.analysis.early_stopping import _finished, accuracy_decided, leaving
 from bench.analysis.fit import fit_of
+from bench.analysis.ranking import GOALS, Aim, Limits, works
 from bench.analysis.sequential import DECIDED, Pair, judge
 from bench.analysis.verdicts import DELTA, Interval, Ratio
-from bench.harness.matches import Played
-from bench.harness.plan import EFFORT, Technique, Variant, Workload
-from bench.harness.record import Record
-from bench.harness.selection import cases_of
+from bench.record import Timing, encode
 from bench.validation.simulate import BASE, Outcome, simulate, summary
-from tests import workers
+from tests import records, workers
+from tests.records import played_run
 
 # Bounds -----------------------------------------------------------------------------------------
 
@@ -200,39 +197,12 @@ def test_kin_share_their_variance_and_strangers_do_not():
 
 # Who leaves --------------------------------------------------------------------------------------
 
-BOTH = Technique(
-    family="faults",
-    name="made_up",
-    title="Made up",
-    variants=(Variant("plain", role="baseline"), Variant("quick"), Variant("same")),
-    workloads=(Workload("digits-cnn", "small"),),
-)
-LOSSES = [2.3 - 0.01 * i for i in range(10)]
+QUICK = "made_up/digits-cnn-4/pt/quick"
 
 
-def measured(times, blocks=3, techniques=(BOTH,), sd=0.0005, **values):
-    """What a run measured: `times` by technique, framework and variant; others take one."""
-    record = Record(
-        Path("nowhere"), command="", effort="default", amount=EFFORT["default"], environment={}
-    )
-    for technique in techniques:
-        record.add(technique, cases_of(technique, "module", "default"))
-    cases = [entry.case for entry in record.entries.values()]
-    number, random = record.add_match(cases), np.random.default_rng(1)
-    for block in range(blocks):
-        found = {}
-        for case in cases:
-            usual = times.get((case.framework, case.variant.name), 1.0)
-            factor = times.get((case.technique, case.framework, case.variant.name), usual)
-            if factor is None:
-                continue
-            own = 0.01 * factor * exp(random.normal(0, sd))
-            samples = list(own * np.exp(random.normal(0, 0.001, 15)))
-            found[case.id] = Played(
-                samples, losses=LOSSES, weights_sha256="a", empty_s=1e-9, shortest_s=0.01
-            )
-        record.add_block(number, block, found)
-    return record.measured() | {"looks": list(LOOKS)} | values
+def to_baselines(record):
+    """The comparisons with baselines, by the ids of the cases."""
+    return {c.numerator: c for c in record.comparisons if c.kind == "baseline"}
 
 
 def named(ids):
@@ -240,29 +210,28 @@ def named(ids):
 
 
 def test_who_is_decided_leaves_baselines_and_controls_stay():
-    found = leaving(measured({("pt", "quick"): 0.5, ("tf", "quick"): 0.6}))
+    found = leaving(played_run({("pt", "quick"): 0.5, ("tf", "quick"): 0.6}))
     assert named(found) == {"pt/quick", "tf/quick", "pt/same", "tf/same"}
 
 
 def test_nobody_leaves_without_looks_nor_after_one_block():
     times = {("pt", "quick"): 0.5, ("tf", "quick"): 0.6}
-    assert leaving(measured(times, looks=None)) == set()
-    assert leaving(measured(times, blocks=1)) == set()
+    assert leaving(played_run(times, looks=None)) == set()
+    assert leaving(played_run(times, blocks=1)) == set()
 
 
 def test_an_undecided_twin_keeps_both():
     """0.5 against 0.485: the ratio to each baseline is clear, that of the twins at the margin."""
     times = {("pt", "quick"): 0.5, ("tf", "quick"): 0.4855}
-    assert named(leaving(measured(times))) == {"pt/same", "tf/same"}
+    assert named(leaving(played_run(times))) == {"pt/same", "tf/same"}
 
 
 def test_who_is_told_apart_but_hardly_measured_plays_on():
     """0.5 within a tenth is faster, and no figure to print."""
     times = {("pt", "quick"): 0.5, ("tf", "quick"): 0.2}
-    assert named(leaving(measured(times))) >= {"pt/quick", "tf/quick"}
-    given = measured(times, sd=0.03)
-    ratios = {c["numerator"]: c for c in analyse(given)["comparisons"] if c["kind"] == "baseline"}
-    assert ratios["made_up/digits-cnn-4/pt/quick"]["verdict"] == "faster"
+    assert named(leaving(played_run(times))) >= {"pt/quick", "tf/quick"}
+    given = played_run(times, sd=0.03)
+    assert to_baselines(analyse(given))[QUICK].verdict == "faster"
     assert leaving(given) == set()
 
 
@@ -278,73 +247,78 @@ def test_who_is_told_apart_but_hardly_measured_plays_on():
 def test_a_ratio_is_finished_where_it_is_decided_and_as_narrow_as_six_percent(
     half, look, verdict, finished
 ):
-    comparison = {"verdict": verdict, "look": look, "ci": [1.0, half**2]}
+    fields = {"verdict": verdict, "look": look}
+    comparison = records.comparison(
+        records.case(), records.case("base"), 1.0, 1.0, half**2, **fields
+    )
     assert _finished(comparison) is finished
 
 
 def test_who_has_nothing_to_be_compared_with_stays():
-    alone = replace(BOTH, variants=(Variant("same", frameworks=("pt",)),))
-    assert leaving(measured({}, techniques=(alone,))) == set()
+    times = {(framework, name): None for framework in ("pt", "tf") for name in ("plain", "control")}
+    times |= {("tf", "quick"): None, ("tf", "same"): None}
+    assert leaving(played_run(times)) == set()
 
 
 def test_a_program_stays_as_long_as_a_case_that_shows_it():
-    other = replace(BOTH, name="other", variants=(Variant("base", role="baseline"), Variant("x")))
-    given = measured({("pt", "quick"): 0.5, ("tf", "quick"): 0.6}, techniques=(BOTH, other))
-    for case in given["cases"]:
-        if case["technique"] == "other" and case["variant"] == "x":
-            case["program"] = f"made_up/digits-cnn-4/{case['framework']}/quick"
-            case["timing"] = {"step_s": {}}
-            case["blocks"] = []
-    assert {"made_up/digits-cnn-4/pt/quick", "other/digits-cnn-4/pt/x"} <= leaving(given)
-    margin = [
-        case | {"timing": {"step_s": _slower(case["timing"]["step_s"], 0.5 / (1 + DELTA))}}
-        if case["technique"] == "other" and case["variant"] in ("base", "control")
+    techniques = {"made_up": ("plain", "quick", "same"), "other": ("base", "x")}
+    run = played_run({("pt", "quick"): 0.5, ("tf", "quick"): 0.6}, techniques=techniques)
+    cases = [
+        case.but(program=f"made_up/digits-cnn-4/{case.framework}/quick", timing=Timing(), blocks=[])
+        if (case.technique, case.variant) == ("other", "x")
         else case
-        for case in given["cases"]
+        for case in run.cases
     ]
-    stay = leaving(given | {"cases": margin})
-    assert not {"made_up/digits-cnn-4/pt/quick", "other/digits-cnn-4/pt/x"} & stay
+    both = {QUICK, "other/digits-cnn-4/pt/x"}
+    assert both <= leaving(run.but(cases=cases))
+    at_the_margin = [
+        case.but(timing=Timing(step_s=_slower(case.timing.step_s, 0.5 / (1 + DELTA))))
+        if case.technique == "other" and case.variant in ("base", "control")
+        else case
+        for case in cases
+    ]
+    stay = leaving(run.but(cases=at_the_margin))
+    assert not both & stay
     assert "made_up/digits-cnn-4/pt/same" in stay
 
 
 def _slower(step_s, factor):
     return {
-        match: {block: [factor * each for each in own] for block, own in blocks.items()}
+        match: {block: [factor * second for second in seconds] for block, seconds in blocks.items()}
         for match, blocks in step_s.items()
     }
 
 
 def test_the_record_says_at_which_look_a_verdict_was_reached():
-    given = measured({("pt", "quick"): 0.5}, blocks=5)
-    record = analyse(given)
-    ratios = {c["numerator"]: c for c in record["comparisons"] if c["kind"] == "baseline"}
-    one = ratios["made_up/digits-cnn-4/pt/quick"]
-    assert (one["verdict"], one["look"], one["n"]) == ("faster", 3, 5)
-    assert one["ci"][0] < one["ratio"] < one["ci"][1] < 1 / (1 + DELTA)
-    plain = analyse(given | {"looks": None})
-    ratios = {c["numerator"]: c for c in plain["comparisons"] if c["kind"] == "baseline"}
-    assert ratios["made_up/digits-cnn-4/pt/quick"]["look"] is None
-    assert analyse(raw(record)) == record
+    run = played_run({("pt", "quick"): 0.5}, blocks=5)
+    record = analyse(run)
+    quick = to_baselines(record)[QUICK]
+    assert (quick.verdict, quick.look, quick.n) == ("faster", 3, 5)
+    assert quick.ci[0] < quick.ratio < quick.ci[1] < 1 / (1 + DELTA)
+    assert to_baselines(analyse(run.but(looks=None)))[QUICK].look is None
+    assert encode(analyse(raw(record))) == encode(record)
 
 
 def test_two_alone_lend_each_other_no_variance():
     """A pair turned round is the same pair: it makes no interval narrower."""
     random = np.random.default_rng(3)
     own = fit_of([{"a": random.normal(0, 0.05), "b": random.normal(0.2, 0.05)} for _ in range(3)])
-    found = side_by_side(own, {"a": "pt", "b": "pt"}, [3, 5])
+    found = side_by_side(own, {"a": "pt", "b": "pt"}, (3, 5))
     (alone,) = judge(own, [Pair("a", "b")], (3, 5))
     assert found[("a", "b")].ci == pytest.approx(alone.ci)
     assert found[("b", "a")].ci == pytest.approx([1 / end for end in alone.ci[::-1]])
 
 
 def test_a_row_stands_to_its_baseline_in_an_answer_as_in_the_record():
-    record = analyse(measured({("pt", "quick"): 0.9, ("pt", "same"): 0.97}, blocks=3, sd=0.03))
-    (work,) = decisions.works(record)
-    ratios = {c["numerator"]: c for c in record["comparisons"] if c["kind"] == "baseline"}
-    own = ratios["made_up/digits-cnn-4/pt/quick"]
-    pair = (own["numerator"], own["denominator"])
-    assert list(work.ratios[pair].ci) == pytest.approx(own["ci"])
-    assert list(work.ratios[pair[::-1]].ci) == pytest.approx([1 / end for end in own["ci"][::-1]])
+    record = analyse(played_run({("pt", "quick"): 0.9, ("pt", "same"): 0.97}, sd=0.03))
+    (work,) = works(record)
+    aim = Aim(work, GOALS["train-speed"], Limits())
+    comparison = to_baselines(record)[QUICK]
+    rows = {row.case.id: row for row in work.rows}
+    quick, plain = rows[comparison.numerator], rows[comparison.denominator]
+    assert aim.ratio(quick, plain).bounds == pytest.approx(comparison.ci)
+    turned = [1 / end for end in comparison.ci[::-1]]
+    assert aim.ratio(plain, quick).bounds == pytest.approx(turned)
 
 
 # Accuracy ----------------------------------------------------------------------------------------

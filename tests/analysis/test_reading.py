@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bench.analysis.reading import (
-    block_count,
-    results_file,
-    tasks,
-    techniques,
-    view,
-    work_of,
-)
-from tests.analysis.planted import planted
+from bench.analysis.reading import tasks, techniques, view
+from bench.record import Timing, results_file
+from tests.records import case, comparison, planted
 
 GAIN = (0.6, 0.58, 0.62)
 
@@ -38,35 +32,41 @@ def test_a_view_has_the_rows_of_one_technique_and_its_comparisons():
     record = planted(row(), row(framework="tf"), row("compilation"))
     found = view(record, "mixed_precision", "digits-cnn")
     (rows,) = found.rows.values()
-    assert [(each.label, each.pt["framework"], each.tf["framework"]) for each in rows] == [
+    assert [(each.label, each.pt.framework, each.tf.framework) for each in rows] == [
         *(("base", "pt", "tf"), ("changed", "pt", "tf"))
     ]
-    assert {case["technique"] for case in found.cases.values()} == {"mixed_precision"}
+    assert {case.technique for case in found.cases.values()} == {"mixed_precision"}
     base, changed = rows
     for side in ("pt", "tf"):
-        own = found.own(getattr(changed, side))
-        assert own["numerator"] == getattr(changed, side)["id"]
-        assert found.side(own) == side
-        assert found.own(getattr(base, side)) is None
+        gain = found.with_baseline(getattr(changed, side))
+        assert gain.numerator == getattr(changed, side).id
+        assert found.framework(gain) == side
+        assert found.with_baseline(getattr(base, side)) is None
     assert found.others(64) == []
-    across = own | {"numerator": changed.pt["id"], "kind": "framework"}
-    assert found.side(across) is None
-    record["comparisons"].append(across | {"denominator": changed.tf["id"]})
-    whole = view(record, "mixed_precision", "digits-cnn")
-    assert whole.twins(changed) is record["comparisons"][-1]
+
+
+def test_a_view_has_the_comparison_of_twins():
+    record = planted(row(), row(framework="tf"))
+    base, changed = view(record, "mixed_precision", "digits-cnn").rows[64]
+    twins = comparison(changed.pt, changed.tf, *GAIN, kind="framework")
+    whole = view(
+        record.but(comparisons=[*record.comparisons, twins]), "mixed_precision", "digits-cnn"
+    )
+    assert whole.framework(twins) is None
+    assert whole.twins(changed) is twins
     assert whole.twins(base) is None
     assert whole.others(64) == []
 
 
 def test_predictions_are_other_work_than_train_steps():
-    assert work_of({"task": "a", "mode": "predict"}) != work_of({"task": "a", "mode": "train"})
+    assert case(mode="predict").task_title != case().task_title
 
 
 @pytest.mark.parametrize(
-    ("played", "count"), [({}, 0), ({"0": {"0": [1], "1": [1]}, "3": {"1": [1], "2": [1]}}, 3)]
+    ("step_s", "count"), [({}, 0), ({"0": {"0": [1], "1": [1]}, "3": {"1": [1], "2": [1]}}, 3)]
 )
-def test_blocks_of_several_matches_count_once(played, count):
-    assert block_count({"timing": {"step_s": played}}) == count
+def test_blocks_of_several_matches_count_once(step_s, count):
+    assert Timing(step_s=step_s).block_count == count
 
 
 def test_where_there_are_no_links_latest_is_a_file_that_names_a_folder(tmp_path):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from bench.analysis.decisions import works
+from bench.analysis.ranking import works
 from bench.analysis.stacks import stacked, winners
-from tests.analysis.planted import planted
+from tests.records import case, planted
 
 FASTER, SLOWER = (0.6, 0.58, 0.62), (1.4, 1.35, 1.45)
 
@@ -18,16 +18,18 @@ BF16 = row("mixed_precision", "bf16", changes_math=True)
 FORMAT = row("memory_format", "channels_last")
 
 
+def verdict(comparison):
+    return comparison.but(verdict="faster" if comparison.ratio < 1 else "slower")
+
+
 def record(*rows):
+    """The planted ones call every interval a gain."""
     made = planted(*rows)
-    for each in made["comparisons"]:  # the planted ones call every interval a gain
-        each["verdict"] = "faster" if each["ratio"] < 1 else "slower"
-    return made
+    return made.but(comparisons=list(map(verdict, made.comparisons)))
 
 
 def stack(made, framework="pt", changes_math=False):
-    case = {"framework": framework, "task": "digits-cnn", "changes_math": changes_math}
-    return stacked(made, case)
+    return stacked(made, case(framework=framework, changes_math=changes_math))
 
 
 def test_what_was_faster_is_stacked():
@@ -66,9 +68,10 @@ def test_only_train_steps_of_the_framework_and_the_task_count(task):
 @pytest.mark.parametrize("kind", ["control", "framework"])
 def test_only_what_beats_its_own_baseline_counts(kind):
     made = record(COMPILED, FUSED)
-    made["comparisons"][0]["kind"] = kind
+    first, second = made.comparisons
+    made = made.but(comparisons=[first.but(kind=kind), second])
     assert winners(made, "pt", "digits-cnn") == {"fused": True}
-    made["comparisons"][1]["numerator"] = "gone"
+    made = made.but(comparisons=[first.but(kind=kind), second.but(numerator="gone")])
     assert winners(made, "pt", "digits-cnn") == {}
 
 
@@ -89,9 +92,8 @@ def test_where_there_is_nothing_to_stack_it_says_why(rows, changes, said):
 
 def test_one_block_has_nothing_to_stack():
     made = record(COMPILED, BF16)
-    for each in made["comparisons"]:
-        each["verdict"] = None
-    settings, reason = stack(made, changes_math=False)
+    once = made.but(comparisons=[c.but(verdict=None) for c in made.comparisons])
+    settings, reason = stack(once, changes_math=False)
     assert settings == {}
     assert reason.startswith("one block shows of nothing")
 
@@ -99,10 +101,9 @@ def test_one_block_has_nothing_to_stack():
 def test_models_that_are_no_twins_are_chosen_from_apart():
     made = planted(COMPILED, COMPILED | {"framework": "tf"})
     (one,) = works(made)
-    task = made["tasks"]["digits-cnn"] | {"paired": False}
-    made["tasks"] = made["tasks"] | {"digits-cnn": task}
-    ours, theirs = works(made)
     assert one.title == "digits-cnn, batch 64, train step"
-    assert ours.title == "digits-cnn, batch 64, train step (PyTorch)"
-    assert theirs.title == "digits-cnn, batch 64, train step (TensorFlow)"
-    assert {o.case["framework"] for o in theirs.options} == {"tf"}
+    task = made.tasks["digits-cnn"].but(paired=False)
+    pt, tf = works(made.but(tasks=made.tasks | {"digits-cnn": task}))
+    assert pt.title == "digits-cnn, batch 64, train step (PyTorch)"
+    assert tf.title == "digits-cnn, batch 64, train step (TensorFlow)"
+    assert {row.case.framework for row in tf.rows} == {"tf"}

@@ -1,12 +1,14 @@
-"""What is a number to reckon with, what a pair of bounds, and what stands at a path."""
+"""What is a number to reckon with, and what a record keeps of others."""
 
 from __future__ import annotations
 
 from math import inf, nan
 
+import numpy as np
 import pytest
 
-from bench.analysis.values import at, is_number, is_pair
+from bench.analysis.values import finite, is_number
+from bench.record import Accuracy, Metric
 
 
 @pytest.mark.parametrize("value", [0, -3, 2.5, 9.9e99, -9.9e99, 10**99])
@@ -19,16 +21,14 @@ def test_nothing_else_is(value):
     assert not is_number(value)
 
 
-def test_a_pair_is_two_numbers():
-    assert is_pair([1, 2.5])
-    assert is_pair((1, 2))
-    for other in (None, 1, [1], [1, 2, 3], [1, None], [None, 1], "12", {"a": 1, "b": 2}):
-        assert not is_pair(other)
+@pytest.mark.parametrize("value", [nan, inf, -inf, 1e101])
+def test_what_is_no_number_is_none_wherever_it_stands(value):
+    kept = finite(Accuracy(metric="accuracy", per_seed=[1.5, value], mean=value))
+    assert (kept.metric, kept.per_seed, kept.mean) == ("accuracy", [1.5, None], None)
+    assert finite({"a": [(value, 2)]}) == {"a": [(None, 2)]}
+    assert finite({"a": Metric(value=value, unit="s")})["a"].value is None
 
 
-def test_a_path_that_breaks_off_has_nothing():
-    assert at({"a": {"b": 0}}, "a", "b") == 0
-    assert at({"a": {"b": 0}}) == {"a": {"b": 0}}
-    for path in (("b",), ("a", "c"), ("a", "b", "c")):
-        assert at({"a": {"b": 0}}, *path) is None
-    assert at(None, "a") is None
+def test_floats_are_python_s_own():
+    assert type(finite([np.float64(1.5)])[0]) is float
+    assert finite((True, "nan", None, 3)) == (True, "nan", None, 3)

@@ -198,17 +198,17 @@ def judged(difference, sd, *, margin=1.0, more_is_better=True):
 )
 def test_accuracy_is_judged_by_paired_differences(difference, sd, verdict):
     found = judged(difference, sd)
-    assert found["verdict"] == verdict
-    assert found["mean"] == pytest.approx(difference, abs=1e-9)
+    assert found.verdict == verdict
+    assert found.mean == pytest.approx(difference, abs=1e-9)
     half = half_width(sd, 0.95)
-    assert found["ci"] == pytest.approx([difference - half, difference + half])
+    assert found.ci == pytest.approx([difference - half, difference + half])
 
 
 def test_fewer_bits_per_character_are_better():
     less_is_better = {"margin": 0.05, "more_is_better": False}
-    assert judged(-0.2, 0.01, **less_is_better)["verdict"] == "better"
-    assert judged(0.2, 0.01, **less_is_better)["verdict"] == "worse"
-    assert judged(0.01, 0.01, **less_is_better)["verdict"] == "equivalent"
+    assert judged(-0.2, 0.01, **less_is_better).verdict == "better"
+    assert judged(0.2, 0.01, **less_is_better).verdict == "worse"
+    assert judged(0.01, 0.01, **less_is_better).verdict == "equivalent"
 
 
 @pytest.mark.parametrize("seeds", range(1, verdicts.FEWEST_SEEDS))
@@ -217,7 +217,7 @@ def test_few_seeds_give_a_difference_and_no_verdict(seeds):
     found = verdicts.compare_accuracy(
         [66.0, 67.0][:seeds], [91.0, 92.0][:seeds], margin=1.0, more_is_better=True
     )
-    assert found == {"mean": -25.0, "ci": None, "verdict": None}
+    assert (found.mean, found.ci, found.verdict) == (-25.0, None, None)
 
 
 def test_seeds_must_be_paired():
@@ -229,4 +229,4 @@ def test_seeds_must_be_paired():
 def test_no_difference_at_all_is_neither_better_nor_worse_without_a_margin(more):
     values = [3.0, 4.0, 5.0]
     found = verdicts.compare_accuracy(values, values, margin=0.0, more_is_better=more)
-    assert found == {"mean": 0.0, "ci": [0.0, 0.0], "verdict": "inconclusive"}
+    assert (found.mean, found.ci, found.verdict) == (0.0, (0.0, 0.0), "inconclusive")
