@@ -8,6 +8,7 @@ import torch.nn.functional as F
 import torchvision
 from torch import nn
 from torch.nn.utils import parametrizations
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from pt_impl.kit import training as training_
 from pt_impl.kit.examples import deep_network  # noqa: F401 - the tests take these
@@ -18,6 +19,7 @@ from pt_impl.recipes import (  # noqa: F401
     initialization,
     nonfinite,
 )
+from pt_impl.train_step import gradient_accumulation  # noqa: F401 - a row takes it
 from tests.train_step.pt_foreign_models import Merging
 
 WIDTH = 400
@@ -644,3 +646,89 @@ def losses_over_probabilities():
         (lambda z, y: F.nll_loss(z.softmax(-1).log(), y), 10, 80, 90),
         (lambda z, y: F.binary_cross_entropy(z.sigmoid(), y), 1, 15, 17),
     ]
+
+
+# Where NaN begins --------------------------------------------------------------------------------
+
+
+def with_norm(*middle):
+    torch.manual_seed(0)
+    first, last = nn.Linear(64, 8), nn.Linear(8, 4)
+    return nn.Sequential(nn.Flatten(), first, nn.BatchNorm1d(8), *middle, nn.Dropout(), last)
+
+
+class Root(nn.Module):
+    """Its gradient at 0 is not finite; 0 * inf is NaN."""
+
+    def forward(self, x):
+        return torch.sqrt(x - x)
+
+
+class Log(nn.Module):
+    def forward(self, x):
+        return torch.log(x - x)
+
+
+def broken():
+    """(model, what is said of it)."""
+    in_weight = with_norm()
+    in_weight[1].weight.data[0, 0] = torch.nan
+    layer = "not finite: batch 7: output of layer 3: 64 infinite of 64 values"
+    scripted = torch.jit.trace(nn.Sequential(nn.Linear(8, 8), Log()), torch.zeros(1, 8))
+    return [
+        (in_weight, "not finite: batch 7: parameter 1.weight: 1 NaN of 512 values"),
+        (with_norm(Log()), layer),
+        (with_norm(scripted), layer),  # which takes no hook
+        (with_norm(Root()), "not finite: batch 7: gradient of 2.bias"),
+    ]
+
+
+def broken_foreign():
+    model = torchvision.models.resnet18(num_classes=4)
+    model.layer2[0].conv1.weight.data[0, 0, 0, 0] = torch.nan
+    return model, "parameter layer2.0.conv1.weight: 1 NaN of"
+
+
+def has_no_hooks(model):
+    from torch.nn.modules.module import _global_forward_hooks
+
+    return not _global_forward_hooks and not any(m._forward_hooks for m in model.modules())
+
+
+class Counting(nn.Linear):
+    """Of an extra state, and a buffer that is not saved."""
+
+    def __init__(self):
+        super().__init__(4, 2)
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x)
+
+    def get_extra_state(self):
+        return {"scale": 2}
+
+    def set_extra_state(self, state):
+        pass
+
+
+# Data checks -------------------------------------------------------------------------------------
+
+
+def half(x):
+    return tensor(x).bfloat16()
+
+
+class Stream(IterableDataset):
+    def __init__(self, *parts):
+        self.parts = parts
+
+    def __iter__(self):
+        return zip(*(torch.as_tensor(part).split(8) for part in self.parts), strict=True)
+
+
+def datasets(x, y):
+    """(dataset, how many batches it has)."""
+    samples = TensorDataset(torch.as_tensor(x), torch.as_tensor(y))
+    return [(samples, 1), (DataLoader(samples, batch_size=16), 4), (Stream(x, y), 8)]

@@ -15,6 +15,7 @@ from tf_impl.recipes import (  # noqa: F401
     initialization,
     nonfinite,
 )
+from tf_impl.train_step import gradient_accumulation  # noqa: F401 - a row takes it
 
 WIDTH = 400
 keras, layers_ = tf.keras, tf.keras.layers
@@ -673,3 +674,70 @@ def losses_over_probabilities():
         (lambda z, y: cce(y, tf.identity(tf.nn.softmax(z))), 10, 15, 17),
         (lambda z, y: bce(y, tf.identity(tf.nn.sigmoid(z))), 1, 10, 17),
     ]
+
+
+# Where NaN begins --------------------------------------------------------------------------------
+
+
+def with_norm(*middle):
+    """The layer in the middle of a clean one writes to its kernel."""
+    keras.utils.set_random_seed(0)
+    middle = middle or (layers_.SpectralNormalization(layers_.Dense(8)),)
+    first, last = layers_.Dense(8, name="first"), layers_.Dense(4, name="last")
+    parts = first, layers_.BatchNormalization(), *middle, layers_.Dropout(0.5), last
+    return keras.Sequential([keras.Input((8, 8, 1)), layers_.Flatten(), *parts])
+
+
+def broken():
+    """(model, what is said of it)."""
+    in_weight = with_norm()
+    values = numpy(in_weight.get_layer("first").kernel)
+    values[0, 0] = np.nan
+    in_weight.get_layer("first").kernel.assign(values)
+    log = layers_.Lambda(lambda x: tf.math.log(x - x), name="log")
+    root = layers_.Lambda(lambda x: tf.sqrt(x - x), name="root")
+    gradient = with_norm(root)
+    return [
+        (in_weight, "first/kernel"),
+        (with_norm(log), "not finite: batch 7: output of layer log: 64 infinite of 64 values"),
+        (gradient, "not finite: batch 7: gradient of batch_normalization"),
+    ]
+
+
+def broken_foreign():
+    model = foreign()
+    norm = model.get_layer("block_3_expand_BN")
+    norm.gamma.assign(np.full(norm.gamma.shape, np.nan))
+    return model, "block_3_expand_BN/gamma"
+
+
+def has_no_hooks(model):
+    return not any("call" in vars(each) for each in model._flatten_layers(include_self=False))
+
+
+# Data checks -------------------------------------------------------------------------------------
+
+
+def half(x):
+    return tf.cast(x, tf.bfloat16)
+
+
+class Batches(keras.utils.Sequence):
+    """With weights."""
+
+    def __init__(self, *parts):
+        super().__init__()
+        self.parts = parts
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, number):
+        rows = slice(16 * number, 16 * number + 16)
+        return *(part[rows] for part in self.parts), np.ones(16, np.float32)
+
+
+def datasets(x, y):
+    """(dataset, how many batches it has)."""
+    pairs = tf.data.Dataset.from_tensor_slices((x, y))
+    return [(pairs.batch(16), 4), (Batches(x, y), 4)]
