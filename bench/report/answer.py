@@ -260,7 +260,7 @@ def decision_table(work: Work) -> Table:
 
 
 def _cells(row: Row, names: list[str]) -> list[str]:
-    gain = number(row.time_ratio.value, places=3) if row.time_ratio else MISSING
+    gain = ratio(row.time_ratio.value if row.time_ratio else None, None)
     figures = [shown(name, row.figures.get(name), COLUMNS[name][1]) for name in names]
     kept = accuracy_of(row.accuracy) or MISSING
     named = f"{gain}\n{row.verdict or ''}".strip()
