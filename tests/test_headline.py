@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from bench.analysis.decisions import OF_LEARNING
+from bench.analysis.families import OF_LEARNING
 from bench.harness import plan, selection
 from bench.harness.schedule import techniques
 from shared.specs import TASKS, parameter_count

@@ -22,7 +22,8 @@ class Fault:
 VERDICTS = ("tests/analysis/test_verdicts.py",)
 LOOKS = ("tests/analysis/test_early_stopping.py",)
 FIT = ("tests/analysis/test_fit.py",)
-CHOOSE = ("tests/analysis/test_choose.py",)
+RANKING = ("tests/analysis/test_ranking.py",)
+TABLE = ("tests/analysis/test_table.py",)
 COMPARE = ("tests/analysis/test_compare.py",)
 CLAIMS = ("tests/analysis/test_claims.py",)
 CERTIFICATES = ("tests/analysis/test_certificates.py",)
@@ -558,14 +559,14 @@ FIGURES = (
         "bench/analysis/accuracy.py",
         "worst = ci[0] if more_is_better(metric) else -ci[1]",
         "worst = mean if more_is_better(metric) else -mean",
-        CHOOSE,
+        RANKING,
     ),
     Fault(
         "accuracy that nobody measured is kept",
         "bench/analysis/accuracy.py",
         "proven_on=proven_on)\n    return Accuracy(None)",
         "proven_on=proven_on)\n    return Accuracy(True)",
-        CHOOSE,
+        RANKING,
     ),
     Fault(
         "losses far apart are exact",
@@ -576,38 +577,52 @@ FIGURES = (
     ),
     Fault(
         "an advice beyond the memory that there is",
-        "bench/analysis/decisions.py",
-        "if peak.value > limits.memory:",
+        "bench/analysis/ranking.py",
+        "if peak.value > self.limits.memory:",
         "if False:",
-        CHOOSE,
+        RANKING,
     ),
     Fault(
         "an advice for other work",
-        "bench/analysis/decisions.py",
-        'if at(option.own, "verdict") == DIFFERENT:',
+        "bench/analysis/ranking.py",
+        "if row.verdict == DIFFERENT:",
         "if False:",
-        CHOOSE,
+        RANKING,
     ),
     Fault(
         "an advice that loses accuracy",
-        "bench/analysis/decisions.py",
-        'return "loses accuracy" if found.lost else "was not shown to keep accuracy"',
+        "bench/analysis/ranking.py",
+        'return "loses accuracy" if kept.lost else "was not shown to keep accuracy"',
         "return None",
-        CHOOSE,
+        RANKING,
     ),
     Fault(
         "worse by less than what counts as no difference",
-        "bench/analysis/decisions.py",
-        "return WORSE if (shown_more if goal.less else shown_less)(bounds) else EQUAL",
-        "return WORSE if (bounds[0] > 1 if goal.less else bounds[1] < 1) else EQUAL",
-        ("tests/analysis/test_decisions.py",),
+        "bench/analysis/ranking.py",
+        "return (shown_more if self.less else shown_less)(ratio.bounds)",
+        "return ratio.low > 1 if self.less else ratio.high < 1",
+        RANKING,
     ),
     Fault(
         "a row beaten by one that loses accuracy",
-        "bench/analysis/decisions.py",
-        "or _accuracy_rank(one) < _accuracy_rank(other):",
+        "bench/analysis/ranking.py",
+        "or _points_lost(row) > _points_lost(other):",
         "or False:",
-        ("tests/analysis/test_decisions.py",),
+        RANKING,
+    ),
+    Fault(
+        "a gain shown by an estimate",
+        "bench/analysis/table.py",
+        "return (shown_more if name in MORE_IS_BETTER else shown_less)(ratio.bounds)",
+        "return (shown_more if name in MORE_IS_BETTER else shown_less)((ratio.value, ratio.value))",
+        TABLE,
+    ),
+    Fault(
+        "a worse row named because it takes less",
+        "bench/analysis/ranking.py",
+        "alike = [row for row in gaining if row is first or not aim.told_worse(row, first)]",
+        "alike = gaining",
+        RANKING,
     ),
     Fault(
         "a claim held by an estimate",
@@ -618,10 +633,10 @@ FIGURES = (
     ),
     Fault(
         "a gain with its bounds exchanged",
-        "bench/analysis/effects.py",
-        "return Effect(1 / self.value, _over(1, self.high), _over(1, self.low), self.kind)",
-        "return Effect(1 / self.value, _over(1, self.low), _over(1, self.high), self.kind)",
-        CLAIMS,
+        "bench/analysis/table.py",
+        "return Figure(1 / self.value, _over(1, self.high), _over(1, self.low), self.kind)",
+        "return Figure(1 / self.value, _over(1, self.low), _over(1, self.high), self.kind)",
+        TABLE,
     ),
     Fault(
         "slower by more, whatever its interval",
