@@ -5,38 +5,40 @@ from __future__ import annotations
 import copy
 import json
 import tomllib
+from pathlib import Path
 
+import msgspec
 import pytest
-from tests.analysis.test_early_stopping import measured
+from rich.cells import cell_len
 
 from bench import claims as command
 from bench.analysis.analyse import analyse
 from bench.analysis.claims import (
-    CLAIM,
     FAILS,
     HOLDS,
     LEDGER,
     OPEN,
-    SOURCE,
     TOO_WIDE,
-    check,
+    Claim,
+    Source,
     judge,
     load_ledger,
+    read_ledger,
 )
-from bench.analysis.effects import NO_ACCURACY, NOT_COMPARABLE, NOT_MEASURED, ONCE
-from bench.analysis.reading import load
+from bench.analysis.table import NO_ACCURACY, NOT_COMPARABLE, NOT_MEASURED, ONCE
 from bench.harness.schedule import techniques
+from bench.record import DIFFERENT, encode, load
 from bench.report.claims import counts, data, page, text
-from bench.report.text import cells
-from tests.analysis.planted import planted
-from tests.analysis.test_choose import DOCS
-from tests.report.test_report import record as a_record
+from tests.records import planted, played_run, whole_run
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 BF16 = {"technique": "mixed_precision", "variant": "bf16"}
 FASTER = {"variants": ["bf16"], "figure": "time", "read": "gain", "at_least": 1.5}
 
 
-def claim(rule: dict, technique: str = "mixed_precision") -> dict:
+def plain(rule: dict, technique: str = "mixed_precision") -> dict:
+    """A claim as it stands in the ledger."""
     return {
         "id": "planted",
         "technique": technique,
@@ -50,7 +52,11 @@ def claim(rule: dict, technique: str = "mixed_precision") -> dict:
     }
 
 
-def verdict(record: dict, rule: dict, technique: str = "mixed_precision") -> tuple[str, str]:
+def claim(rule: dict, technique: str = "mixed_precision", **fields) -> Claim:
+    return msgspec.convert(plain(rule, technique) | fields, Claim)
+
+
+def verdict(record, rule: dict, technique: str = "mixed_precision") -> tuple[str, str]:
     found = judge([record], [claim(rule, technique)])[0]
     return found.verdict, found.why
 
@@ -101,8 +107,8 @@ def test_what_needs_a_gpu_is_open_on_a_cpu_and_judged_on_one_with_its_figure_sho
     rule = FASTER | {"needs": "cuda"}
     row = BF16 | {"time": (0.5, 0.48, 0.52)}
     assert verdict(planted(row), rule) == (OPEN, "needs a GPU")
-    assert judge([planted(row)], [claim(rule)])[0].shown.effect.value == 2.0
-    assert verdict(planted(row, gpu="H200"), rule) == (HOLDS, "")
+    assert judge([planted(row)], [claim(rule)])[0].shown.figure.value == 2.0
+    assert verdict(planted(row, gpu={"name": "H200"}), rule) == (HOLDS, "")
 
 
 def test_what_needs_amx_is_judged_where_the_cpu_has_it():
@@ -118,7 +124,7 @@ def test_other_techniques_variants_tasks_and_modes_do_not_answer():
     for other in others:
         assert verdict(record, FASTER | other) == (OPEN, NOT_MEASURED)
     assert verdict(record, FASTER, "compilation") == (OPEN, NOT_MEASURED)
-    one_sided = claim(FASTER) | {"frameworks": ["tf"]}
+    one_sided = claim(FASTER, frameworks=["tf"])
     assert judge([record], [one_sided])[0].verdict == OPEN
 
 
@@ -161,13 +167,13 @@ def test_the_row_that_is_shown_decides(bound, times, shown):
         for side, ratio in zip(("pt", "tf"), times, strict=True)
     ]
     for rows in (each, each[::-1]):
-        assert judge([planted(*rows)], [claim(rule)])[0].shown.effect.value == shown
+        assert judge([planted(*rows)], [claim(rule)])[0].shown.figure.value == shown
 
 
 def test_unlike_work_is_no_answer():
     record = planted(BF16 | {"time": (0.5, 0.48, 0.52)})
-    record["comparisons"][0]["verdict"] = "not comparable"
-    assert verdict(record, FASTER) == (OPEN, NOT_COMPARABLE)
+    unlike = [comparison.but(verdict=DIFFERENT) for comparison in record.comparisons]
+    assert verdict(record.but(comparisons=unlike), FASTER) == (OPEN, NOT_COMPARABLE)
 
 
 def test_a_peak_of_one_process_has_the_scatter_of_those_that_the_run_repeated():
@@ -203,20 +209,19 @@ def test_against_another_variant_of_the_technique():
 def test_times_of_two_variants_are_compared_as_they_were_played_side_by_side():
     """Of a run that was played: neither variant is the other's baseline."""
     times = {("pt", "quick"): 0.5, ("pt", "same"): 0.8, ("tf", "quick"): 0.5, ("tf", "same"): 0.8}
-    run = analyse(measured(times, blocks=5))
-    technique = run["cases"][0]["technique"]
+    run = analyse(played_run(times, blocks=5))
     rule = {"variants": ["same"], "figure": "time", "read": "ratio", "against": "quick"}
-    asked = claim(rule | {"at_least": 1.55, "at_most": 1.65}, technique)  # 0.8 / 0.5
+    asked = claim(rule | {"at_least": 1.55, "at_most": 1.65}, "made_up")  # 0.8 / 0.5
     found = judge([run], [asked])[0]
     assert found.verdict == HOLDS
-    assert {row.effect.kind for row in found.rows} == {"interval"}
+    assert {row.figure.kind for row in found.rows} == {"interval"}
 
 
 def test_accuracy_of_two_variants_is_paired_by_seed():
     seeds = {"bf16": [91.0, 93.1, 95.0, 97.1], "bf16_fp32_head": [90.0, 92.0, 94.0, 96.0]}
     rows = [
-        BF16 | {"variant": name, "accuracy": (0.0, -9.0, 9.0), "seeds": own}
-        for name, own in seeds.items()
+        BF16 | {"variant": name, "accuracy": (0.0, -9.0, 9.0), "seeds": values}
+        for name, values in seeds.items()
     ]
     rule = {"variants": ["bf16"], "figure": "accuracy", "read": "difference", "at_least": 0.9}
     assert verdict(planted(*rows), rule) == (OPEN, TOO_WIDE)
@@ -254,17 +259,17 @@ def test_of_two_machines_the_one_that_has_what_a_claim_needs_judges_it():
     row = BF16 | {"time": (0.5, 0.48, 0.52)}
     other = row | {"framework": "tf", "time": (0.9, 0.88, 0.92)}
     (found,) = judge(
-        [planted(other), planted(row, gpu="H200")], [claim(FASTER | {"needs": "cuda"})]
+        [planted(other), planted(row, gpu={"name": "H200"})], [claim(FASTER | {"needs": "cuda"})]
     )
     assert (found.verdict, found.held) == (HOLDS, (1, 1))
 
 
 def test_the_page_names_each_run_and_what_is_wrong_with_any():
     first, second = (planted(BF16 | {"time": (0.5, 0.48, 0.52)}) for _ in range(2))
-    second |= {"effort": "quick", "started": "2031-01-01T00:00:00+00:00"}
+    second = second.but(effort="quick", started="2031-01-01T00:00:00+00:00")
     made = page([first, second], judge([first, second], [claim(FASTER)]), "a b")
-    assert first["started"] in made
-    assert second["started"] in made
+    assert first.started in made
+    assert second.started in made
     assert made.count("PROVISIONAL") == 1
     assert "twinbench claims a b --write" in made
 
@@ -276,28 +281,26 @@ def test_every_technique_has_a_claim_and_every_rule_names_rows_that_are_measured
     suite, ledger = techniques(), load_ledger()
     assert len(ledger) >= 60
     promising = {name for name, each in suite.items() if each.family != "diagnosis"}
-    assert {c["technique"] for c in ledger} == promising  # to diagnose promises no gain
+    assert {claim.technique for claim in ledger} == promising  # to diagnose promises no gain
     for each in ledger:
-        technique, rule = suite[each["technique"]], each["rule"]
-        sides = {v.name: set(v.frameworks) for v in technique.variants}
+        technique, rule = suite[each.technique], each.rule
+        sides: dict[str, set[str]] = {}
         for variant in technique.variants:
-            sides[variant.name] |= set(variant.frameworks)
-        names = [*rule["variants"], *([rule["against"]] if "against" in rule else [])]
-        for name in names:
-            assert name in sides, (each["id"], name)
-            assert sides[name] & set(each["frameworks"]), (each["id"], name)
-        for task in rule.get("tasks", []):
-            assert task in {"photos-resnet50", *(w.task for w in technique.workloads)}, each["id"]
+            sides.setdefault(variant.name, set()).update(variant.frameworks)
+        for name in [*rule.variants, *([rule.against] if rule.against else [])]:
+            assert name in sides, (each.id, name)
+            assert sides[name] & set(each.frameworks), (each.id, name)
+        for task in rule.tasks or []:
+            assert task in {"photos-resnet50", *(w.task for w in technique.workloads)}, each.id
 
 
 def test_every_source_can_be_found_and_no_claim_is_told_twice():
     ledger = load_ledger()
     for each in ledger:
-        assert 1990 < each["source"]["year"] < 2100
-        assert len(each["wording"].split()) <= 40, each["id"]
-    rules = [json.dumps([c["technique"], c["frameworks"], c["rule"]]) for c in ledger]
-    twice = {rule for rule in rules if rules.count(rule) > 1}
-    assert not twice
+        assert 1990 < each.source.year < 2100
+        assert len(each.wording.split()) <= 40, each.id
+    rules = [msgspec.json.encode([c.technique, c.frameworks, c.rule]) for c in ledger]
+    assert len(set(rules)) == len(rules)
 
 
 def test_the_published_record_is_judged():
@@ -309,10 +312,10 @@ def test_the_published_record_is_judged():
 
 
 def bad(change) -> str:
-    ledger = {"claims": [claim(copy.deepcopy(FASTER))]}
-    change(ledger["claims"])
+    claims = [plain(copy.deepcopy(FASTER))]
+    change(claims)
     with pytest.raises(ValueError) as caught:  # noqa: PT011
-        check(ledger)
+        read_ledger(json.dumps({"claims": claims}).encode())
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -320,23 +323,23 @@ def bad(change) -> str:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda c: c[0].pop("source"), "claim 1 (planted): source is missing"),
-        (lambda c: c[0].update(techique="x"), "field: 'techique' is none of id, technique"),
-        (lambda c: c[0].update(technique="magic"), "technique: 'magic' is none of"),
+        (lambda c: c[0].pop("source"), "claims 0: object missing required field `source`"),
+        (lambda c: c[0].update(techique="x"), "claims 0: object contains unknown field `techique`"),
+        (lambda c: c[0].update(technique="magic"), "(planted): technique: 'magic' is none of"),
         (lambda c: c[0].update(frameworks=["jax"]), "frameworks: 'jax' is none of pt, tf"),
-        (lambda c: c[0]["source"].update(year="1999"), "source: year is not a whole number"),
-        (lambda c: c[0]["source"].update(year=True), "source: year is not a whole number"),
-        (lambda c: c[0].update(wording=""), "wording is not a text, or is empty"),
-        (lambda c: c[0]["rule"].update(atleast=2), "rule: field: 'atleast' is none of"),
-        (lambda c: c[0]["rule"].pop("at_least"), "rule: no bound: give at_least, at_most or both"),
-        (lambda c: c[0]["rule"].update(at_most=1), "rule: at_least is above at_most"),
-        (lambda c: c[0]["rule"].update(figure="speed"), "rule: figure: 'speed' is none of time"),
+        (lambda c: c[0]["source"].update(year="1999"), "source: year: expected `int`, got `str`"),
+        (lambda c: c[0]["source"].update(year=True), "source: year: expected `int`, got `bool`"),
+        (lambda c: c[0].update(wording=""), "wording: expected `str` of length >= 1"),
+        (lambda c: c[0]["rule"].update(atleast=2), "rule: object contains unknown field `atleast`"),
+        (lambda c: c[0]["rule"].pop("at_least"), "no bound: give at_least, at_most or both"),
+        (lambda c: c[0]["rule"].update(at_most=1), "at_least is above at_most"),
+        (lambda c: c[0]["rule"].update(figure="speed"), "figure: 'speed' is none of time"),
         (lambda c: c[0]["rule"].update(read="difference"), "difference is read of accuracy"),
         (lambda c: c[0]["rule"].update(read="value"), "time is read against a baseline"),
-        (lambda c: c[0]["rule"].update(variants=[]), "variants is not a list, or is empty"),
+        (lambda c: c[0]["rule"].update(variants=[]), "variants: expected `array` of length >= 1"),
         (lambda c: c[0]["rule"].update(needs="tpu"), "needs: 'tpu' is none of cuda, amx"),
-        (lambda c: c.append(copy.deepcopy(c[0])), "claim 2 (planted): another claim has this id"),
-        (lambda c: c.append("text"), "claim 2: not an object"),
+        (lambda c: c.append(copy.deepcopy(c[0])), "claims 1 (planted): another claim has this id"),
+        (lambda c: c.append("text"), "claims 1: expected `object`, got `str`"),
     ],
 )
 def test_a_bad_ledger_has_one_clear_line(change, words):
@@ -346,18 +349,18 @@ def test_a_bad_ledger_has_one_clear_line(change, words):
 @pytest.mark.parametrize(
     ("part", "field"),
     [
-        *((None, field) for field in CLAIM),
-        *(("source", field) for field in SOURCE),
+        *((None, field) for field in Claim.__struct_fields__),
+        *(("source", field) for field in Source.__struct_fields__),
         *(("rule", field) for field in ("variants", "figure", "read")),
     ],
 )
 def test_what_a_claim_needs_is_missed(part, field):
     said = bad(lambda claims: (claims[0][part] if part else claims[0]).pop(field))
-    assert said.endswith(f"{field} is missing")
+    assert said.endswith(f"missing required field `{field}`")
 
 
 def test_the_command_says_in_one_line_what_is_wrong(tmp_path, capsys):
-    for text_of, words in (("[1", "not JSON"), ("[]", "no ledger of claims")):
+    for text_of, words in (('{"claims": [', "not JSON"), ("[]", "no sound ledger of claims")):
         path = tmp_path / "claims.json"
         path.write_text(text_of)
         assert command.main([str(DOCS / "avx2"), "--ledger", str(path)]) == 2
@@ -370,14 +373,14 @@ def test_the_command_says_in_one_line_what_is_wrong(tmp_path, capsys):
 # What is shown -----------------------------------------------------------------------------------
 
 
-def shown() -> tuple[list[dict], list]:
+def shown() -> tuple[list, list]:
     record = planted(
         BF16 | {"time": (0.5, 0.48, 0.52)}, BF16 | {"time": (0.9, 0.88, 0.92), "framework": "tf"}
     )
     claims = [
-        claim(FASTER | {"rows": "any"}) | {"id": "a"},
-        claim(FASTER) | {"id": "b"},
-        claim(FASTER | {"needs": "cuda"}) | {"id": "c"},
+        claim(FASTER | {"rows": "any"}, id="a"),
+        claim(FASTER, id="b"),
+        claim(FASTER | {"needs": "cuda"}, id="c"),
     ]
     return [record], judge([record], claims)
 
@@ -386,7 +389,7 @@ def test_the_terminal_has_counts_first_and_no_wide_line():
     records, found = shown()
     lines = text(records, found)
     assert lines[0].startswith("3 published claims: 1 hold here, 1 do not hold here, 1 can't be")
-    assert all(cells(line) <= 80 for line in lines)
+    assert all(cell_len(line) <= 80 for line in lines)
     body = " ".join(" ".join(lines).split())
     assert "2.000 (1.923–2.083) (PyTorch bf16, digits-cnn, batch 64); 1 of 2 rows hold" in body
     assert "1.111 (1.087–1.136) (TensorFlow bf16, digits-cnn, batch 64)" in body
@@ -416,7 +419,7 @@ def test_the_page_shows_each_claim_with_figure_source_and_machine():
 def test_a_new_record_changes_the_page(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(command, "PAGE", tmp_path / "claims.md")
     first, second = str(DOCS), tmp_path / "results.json"
-    second.write_text(json.dumps(a_record()), "utf-8")
+    second.write_bytes(encode(whole_run()))
     assert command.main([first, "--check"]) == 1
     assert command.main([first, "--write"]) == 0
     assert command.main([first, "--check"]) == 0
