@@ -32,14 +32,14 @@ pytestmark = pytest.mark.timeout(240)
 
 def samples(record):
     return {
-        case["id"]: [
+        case.id: [
             sample
-            for blocks in case["timing"]["step_s"].values()
+            for blocks in case.timing.step_s.values()
             for block in blocks.values()
             for sample in block
         ]
-        for case in record["cases"]
-        if case["status"] == "OK"
+        for case in record.cases
+        if case.status == "OK"
     }
 
 
@@ -127,20 +127,18 @@ def test_tables_and_paths_are_printed(whole):
     texts = dict(zip(names, (path.read_text("utf-8") for path in written), strict=True))
     assert "Faults" in texts["report.md"]
     assert "Faults" in texts["report.html"]
-    assert len(texts["tables.csv"].splitlines()) == 1 + len(whole.record["cases"])
+    assert len(texts["tables.csv"].splitlines()) == 1 + len(whole.record.cases)
 
 
 def test_the_record_is_finished_and_latest(whole, results_folder):
-    assert whole.record["finished"] is True
-    assert whole.record["effort"] == "default"
-    assert whole.record["command"].startswith("python -m pytest -c ")
-    assert "--benchmark-save=first" in whole.record["command"]
+    assert whole.record.finished is True
+    assert whole.record.effort == "default"
+    assert whole.record.command.startswith("python -m pytest -c ")
+    assert "--benchmark-save=first" in whole.record.command
     blocks = {
-        case["id"]: [
-            len(block) for match in case["timing"]["step_s"].values() for block in match.values()
-        ]
-        for case in whole.record["cases"]
-        if case["status"] == "OK"
+        case.id: [len(block) for match in case.timing.step_s.values() for block in match.values()]
+        for case in whole.record.cases
+        if case.status == "OK"
     }
     assert len(blocks) == 8
     assert set(map(tuple, blocks.values())) == {(5, 5)}
@@ -194,20 +192,20 @@ def test_runs_can_be_saved_and_compared(whole, selected):
 
 def test_a_selection_is_measured_with_its_baseline_and_nothing_else(selected):
     assert selected.status == 0
-    assert [case["id"] for case in selected.record["cases"]] == [
+    assert [case.id for case in selected.record.cases] == [
         "faulty/digits-cnn-4/pt/good",
         "faulty/digits-cnn-4/pt/same",
     ]
-    (comparison,) = selected.record["comparisons"]
-    assert comparison["kind"] == "baseline"
+    (comparison,) = selected.record.comparisons
+    assert comparison.kind == "baseline"
     assert "1 passed, 9 deselected" in selected.out  # the baseline is measured, not reported
 
 
 def test_a_quick_run_says_that_it_is_one(selected):
-    (comparison,) = selected.record["comparisons"]
-    assert comparison["ratio"] > 0
-    assert (comparison["ci"], comparison["verdict"]) == (None, None)
-    assert selected.record["effort"] == "quick"
+    (comparison,) = selected.record.comparisons
+    assert comparison.ratio > 0
+    assert (comparison.ci, comparison.verdict) == (None, None)
+    assert selected.record.effort == "quick"
     assert "PROVISIONAL: one block" in selected.out
     assert "What to use" in selected.out
 
@@ -310,12 +308,12 @@ def test_ctrl_c_keeps_what_is_finished_and_says_where(start, tmp_path):
         results=tmp_path / "results",
     )
     assert found.status == 2
-    assert found.record["finished"] is False
-    assert {case["status"] for case in found.record["cases"]} == {"OK"}
-    assert found.record["ended"] == "interrupted"
+    assert found.record.finished is False
+    assert {case.status for case in found.record.cases} == {"OK"}
+    assert found.record.ended == "interrupted"
     assert 2 <= blocks(found.record) < 500
-    (comparison,) = found.record["comparisons"]
-    assert comparison["n"] == blocks(found.record)
+    (comparison,) = found.record.comparisons
+    assert comparison.n == blocks(found.record)
     assert "The run is not finished; what was measured is kept.\n--resume" in found.out
     name = (tmp_path / "results" / "latest").resolve().name
     assert re.search(rf"interrupted: --resume \S*{name} goes on where it ended", found.out)
@@ -326,8 +324,9 @@ def test_ctrl_c_keeps_what_is_finished_and_says_where(start, tmp_path):
     assert found.left == []
 
 
+@pytest.mark.campaign
 def test_minutes_end_a_run_in_time_with_what_it_has(start, whole):
-    """What a pass takes is known from the run before."""
+    """What a pass takes is known from the run before. The machine must be quiet."""
     begun = time.monotonic()
     # A shell starts what runs in its background so.
     usual = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -338,14 +337,14 @@ def test_minutes_end_a_run_in_time_with_what_it_has(start, whole):
     found = finish(run)
     assert time.monotonic() - begun < 0.2 * 60 + 20  # and the imports and tables
     assert found.status == 0, found.out + found.err
-    assert (found.record["finished"], found.record["ended"]) == (False, "minutes")
-    assert 5 < found.record["seconds"]["total"] <= 0.2 * 60
+    assert (found.record.finished, found.record.ended) == (False, "minutes")
+    assert 5 < found.record.seconds["total"] <= 0.2 * 60
     assert "it ends after 12 s, with what it has" in found.err
     assert "ENDED IN TIME" in found.out
     assert "--resume" in found.out
-    (comparison,) = found.record["comparisons"]
-    assert comparison["n"] == blocks(found.record) >= 2
-    assert comparison["ci"][0] < comparison["ratio"] < comparison["ci"][1]
+    (comparison,) = found.record.comparisons
+    assert comparison.n == blocks(found.record) >= 2
+    assert comparison.ci[0] < comparison.ratio < comparison.ci[1]
 
 
 def test_ctrl_c_does_not_wait_for_training(start, tmp_path):
@@ -359,13 +358,12 @@ def test_ctrl_c_does_not_wait_for_training(start, tmp_path):
         one_trains,
         "--blocks=1",
         results=tmp_path / "results",
-        FAKE_FIT_S="300",
+        FAKE_FIT_S="3600",
     )
     assert found.status == 2
-    assert found.seconds < 30
-    assert found.record["finished"] is False
-    for case in found.record["cases"]:
-        assert (case["status"], case["accuracy"]) == ("OK", None)
+    assert found.record.finished is False
+    for case in found.record.cases:
+        assert (case.status, case.accuracy) == ("OK", None)
     assert "The run is not finished" in found.out
     assert found.left == []
 
@@ -447,5 +445,5 @@ def test_an_interpreter_is_found_by_its_command_and_ci_sees_no_progress(run, tmp
     assert found.status == 0, found.out
     assert "elapsed" not in found.err
     assert blocks(found.record) == 2  # as --blocks says
-    assert {case["status"] for case in found.record["cases"]} == {"OK"}
+    assert {case.status for case in found.record.cases} == {"OK"}
     assert len(used.read_text().splitlines()) >= 3  # asked, described, parent

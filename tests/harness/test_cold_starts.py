@@ -41,9 +41,9 @@ def measured(forks, folder, monkeypatch):
 def test_a_forked_cold_start_agrees_with_a_fresh_one(tmp_path, monkeypatch):
     forked, fresh = (measured(forks, tmp_path, monkeypatch) for forks in (True, False))
     for framework in ("pt", "tf"):
-        one, other = forked[framework].found, fresh[framework].found
-        assert one["parts"] == other["parts"]
+        starts = forked[framework].answer, fresh[framework].answer
+        assert starts[0].parts == starts[1].parts
         for phase in ("build_bytes", "first_step_peak_bytes", "steady_peak_bytes"):
-            above = [e["memory"][phase] - e["memory"]["import_bytes"] for e in (one, other)]
+            above = [start.memory[phase] - start.memory["import_bytes"] for start in starts]
             assert above[0] == pytest.approx(above[1], abs=APART), (framework, phase)
             assert above[1] > 3 * APART

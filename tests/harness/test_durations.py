@@ -6,15 +6,17 @@ from dataclasses import replace
 import pytest
 
 from bench.conftest import _lacking
-from bench.harness import durations
+from bench.harness import durations, remaining
 from bench.harness.durations import BEGINNING, Durations, learned
 from bench.harness.plan import EFFORT
-from bench.harness.schedule import Plan
+from bench.harness.selection import cases_of
+from bench.record import Accuracy, Block, ColdStart, Conditions, Environment, encode
+from tests import records
+from tests.harness import runs
 from tests.harness.faulty import SMALL
-from tests.harness.test_plan import cases_of, record_of
 
-HERE = {"cpu": "a cpu", "isa": ["avx2"], "isa_limits": {}, "logical_cores": 2, "threads": 2}
-HERE |= {"gpu": None}
+HERE = Environment(cpu="a cpu", isa=["avx2"], logical_cores=2, threads=2)
+ELSEWHERE = HERE.but(cpu="x")
 CASES = [case for case in cases_of(SMALL, "module", "quick") if case.timed]
 FIRST, *OTHERS = CASES
 BLOCKS = 3
@@ -24,24 +26,28 @@ IN_A_BLOCK = (*BEGINNING, "rounds")
 def record(usual=1.0, **others):
     """A record in which each part took each case `usual` seconds; training two at a time."""
     parts = (*IN_A_BLOCK, "cold", "training")
+    blocks = [
+        Block(match=0, block=number, peak_bytes=size and size * usual)
+        for number, size in enumerate((1000, None, 500))
+    ]
     cases = [
-        {
-            "id": case.id,
-            "program": case.id,
-            "role": case.variant.role,
-            "seconds": {p: usual * (BLOCKS if p in IN_A_BLOCK else 4) for p in parts},
-            "blocks": [{"peak_bytes": 1000 * usual}, {"peak_bytes": None}, {"peak_bytes": 500}],
-            "cold_starts": [{}] * 4,
-            "probed": {},
-            "accuracy": {"per_seed": [90.0] * 4},
-        }
+        records.case(
+            case.variant.name,
+            id=case.id,
+            program=case.id,
+            role=case.variant.role,
+            seconds={p: usual * (BLOCKS if p in IN_A_BLOCK else 4) for p in parts},
+            blocks=blocks,
+            cold_starts=[ColdStart()] * 4,
+            accuracy=Accuracy(per_seed=[90.0] * 4),
+        )
         for case in CASES
     ]
-    whole = {part: sum(case["seconds"][part] for case in cases) for part in parts}
+    whole = {part: sum(case.seconds[part] for case in cases) for part in parts}
     whole |= {"training": whole["training"] / 2, "describe": 7.0, "parents": 4.0 * BLOCKS}
-    blocks = [{"match": 0, "block": block} for block in range(BLOCKS)]
-    found = {"schema_version": 3, "environment": HERE, "rounds": 20, "seconds": whole}
-    return found | {"cases": cases, "blocks": blocks} | others
+    conditions = [Conditions(match=0, block=block) for block in range(BLOCKS)]
+    fields = {"environment": HERE, "rounds": 20, "seconds": whole, "blocks": conditions}
+    return records.record(**{"cases": cases} | fields | others)
 
 
 @pytest.fixture
@@ -53,20 +59,20 @@ def results(tmp_path, monkeypatch):
         for number, each in enumerate(records):
             folder = tmp_path / f"2026-01-0{number + 1}T00-00-00Z"
             folder.mkdir(exist_ok=True)
-            (folder / "results.json").write_text(json.dumps(each))
+            (folder / "results.json").write_bytes(encode(each))
         if published:
-            durations.PUBLISHED.write_text(json.dumps(published))
+            durations.PUBLISHED.write_bytes(encode(published))
         return learned(tmp_path, HERE, rounds)
 
     return learn
 
 
-def test_the_plan_of_the_same_run_takes_what_the_run_took(results, tmp_path):
+def test_the_plan_of_the_same_run_takes_what_the_run_took(results):
     """All parts together, whatever overlapped."""
     found = record()
-    plan = Plan({SMALL.name: CASES}, {SMALL.name: SMALL}, EFFORT["default"], results(found))
-    parts = {part.name: part.most for part in plan.parts(record_of(plan, tmp_path))}
-    took = found["seconds"]
+    plan = runs.plan_of(CASES, EFFORT["default"], SMALL, durations=results(found))
+    parts = {part.name: part.most for part in remaining.parts(plan, runs.begun(plan))}
+    took = found.seconds
     a_pass = sum(took[part] for part in (*IN_A_BLOCK, "parents")) / BLOCKS
     assert parts["pass 1"] == parts["pass 5"] == pytest.approx(a_pass)
     trained = parts["training, 4 seeds"] - plan.durations.parents_s
@@ -79,17 +85,15 @@ def test_the_plan_of_the_same_run_takes_what_the_run_took(results, tmp_path):
 
 
 def test_the_newest_record_of_this_machine_counts(results):
-    found = results(
-        record(usual=5.0), record(usual=2.0), record(9.0, environment=HERE | {"cpu": "x"})
-    )
+    found = results(record(usual=5.0), record(usual=2.0), record(9.0, environment=ELSEWHERE))
     assert found.of("block", FIRST) == pytest.approx(2.0 * len(IN_A_BLOCK))
     assert found.memory(FIRST) == 2000
 
 
 def test_what_this_machine_has_not_measured_the_published_record_tells(results):
-    own = record(usual=2.0)
-    own["cases"] = own["cases"][:1]
-    found = results(own, published=record(usual=3.0, environment=HERE | {"cpu": "x"}))
+    here = record(usual=2.0)
+    here = here.but(cases=here.cases[:1])
+    found = results(here, published=record(usual=3.0, environment=ELSEWHERE))
     assert found.of("cold", FIRST) == pytest.approx(
         2.0 * len(CASES)
     )  # a part's whole is shared out
@@ -99,7 +103,7 @@ def test_what_this_machine_has_not_measured_the_published_record_tells(results):
 def test_a_plan_after_a_cpu_with_more_instructions_says_so(results):
     """Until there is a record of this machine, which has its own seconds."""
     lacking = ("avx512f", "avx512_bf16")
-    other = record(environment=HERE | {"isa": ["avx2", "avx512f", "avx512_bf16"]})
+    other = record(environment=HERE.but(isa=["avx2", "avx512f", "avx512_bf16"]))
     assert results(published=other).lacking == lacking
     assert results(record(), published=other).lacking == ()
     assert results(other, published=other).lacking == lacking  # which is no record of this one
@@ -126,9 +130,13 @@ def test_fewer_rounds_take_less(results):
 
 def edited(**of_a_case):
     """A record of which one case was edited by hand, or written by another version."""
-    found = record()
+    found = json.loads(encode(record()))
     found["cases"][0] |= of_a_case
     return json.dumps(found)
+
+
+def edited_top(**fields):
+    return json.dumps(json.loads(encode(record())) | fields)
 
 
 @pytest.mark.parametrize(
@@ -136,9 +144,9 @@ def edited(**of_a_case):
     [
         *("", "{", "[]", '{"schema_version": 3}', '{"schema_version": 2}'),
         *(edited(program=None, role="baseline", id="x"), edited(blocks=None)),
-        *(edited(seconds={"cold": "1"}), json.dumps(record(blocks=[{}]))),
-        *(json.dumps(record(environment=[1])), edited(seconds={"cold": 1e999})),
-        json.dumps({**record(), "seconds": dict.fromkeys(IN_A_BLOCK, 0.0) | {"describe": None}}),
+        *(edited(seconds={"cold": "1"}), edited_top(blocks=[{}])),
+        *(edited_top(environment=[1]), edited(seconds={"cold": 1e999})),
+        edited_top(seconds=dict.fromkeys(IN_A_BLOCK, 0.0) | {"describe": None}),
     ],
 )
 def test_what_can_not_be_read_tells_nothing(results, tmp_path, damage):
@@ -149,11 +157,11 @@ def test_what_can_not_be_read_tells_nothing(results, tmp_path, damage):
 
 
 def test_what_nobody_knows_is_that_of_the_technique_s_others_or_usual(results):
-    own = record(usual=2.0)
-    own["cases"] = own["cases"][1:]
-    own["seconds"]["cold"] = 8.0 * len(own["cases"])
-    assert results(own).of("cold", FIRST) == pytest.approx(2.0)
-    assert results(own).of("probe", FIRST) == durations.USUAL_S["probe"]
+    here = record(usual=2.0)
+    rest = here.cases[1:]
+    here = here.but(cases=rest, seconds=here.seconds | {"cold": 8.0 * len(rest)})
+    assert results(here).of("cold", FIRST) == pytest.approx(2.0)
+    assert results(here).of("probe", FIRST) == durations.USUAL_S["probe"]
 
 
 def at_other_work(case):
@@ -180,15 +188,12 @@ def test_other_rows_of_its_framework_tell_more_than_those_of_the_other():
 def test_what_ran_the_same_program_tells_how_long_it_takes(results):
     """In another technique's name: a run by name measures the baseline itself."""
     base = next(case for case in CASES if case.is_baseline)
-    found = record(usual=9.0)
-    cases = {case["id"]: case for case in found["cases"]}
-    other = base.id.replace("faulty/", "other/")
-    found["cases"].append(record(usual=1.0)["cases"][CASES.index(base)] | {"id": other})
-    found["cases"][-1]["program"] = cases[base.id]["program"] = other
-    cases[base.id] |= {"seconds": {}, "blocks": [], "cold_starts": []}
-    for part in (*IN_A_BLOCK, "cold"):
-        found["seconds"].pop(part)
-    durations = results(found)
+    found, other = record(usual=9.0), base.id.replace("faulty/", "other/")
+    shows = {"program": other, "seconds": {}, "blocks": [], "cold_starts": []}
+    found = records.with_case(found, base.id, **shows)
+    measured = record(usual=1.0).cases[CASES.index(base)].but(id=other, program=other)
+    seconds = {part: s for part, s in found.seconds.items() if part in ("describe", "parents")}
+    durations = results(found.but(cases=[*found.cases, measured], seconds=seconds))
     assert durations.of("cold", base) == pytest.approx(1.0)
     assert durations.of("block", base) == pytest.approx(len(IN_A_BLOCK))
     control = replace(base, variant=replace(base.variant, name="control", role="control"))

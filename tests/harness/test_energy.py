@@ -9,7 +9,8 @@ from bench.harness import energy
 from bench.harness.energy import Meter
 from bench.report import blocks, tables
 from bench.report.figures import MISSING
-from tests.harness.test_record import CHANGED, PLAIN, STEP_S, case, fill, make_record, taking
+from tests.harness.test_record import CHANGED, PLAIN, STEP_S, fill, nothing, times
+from tests.records import find_case
 
 
 @pytest.fixture(autouse=True)
@@ -69,38 +70,38 @@ def test_where_no_counter_can_be_read_there_is_no_figure(tmp_path, kind):
 
 
 def joules(value: float):
-    return taking(1, energy_j=[value] * 30)
+    return times(1, energy_j=[value] * 30)
 
 
-def test_joules_have_intervals_over_blocks(tmp_path):
+def test_joules_have_intervals_over_blocks():
     def noisy(index):
         return joules(2.0 + 0.1 * (index % 3))(index)
 
-    found = fill(make_record(tmp_path), {PLAIN: noisy, CHANGED: joules(0.5)}).as_dict()
-    plain, changed = (case(found, name)["metrics"] for name in (PLAIN, CHANGED))
-    assert changed["energy_per_step"]["value"] == pytest.approx(0.5)
-    assert changed["energy_per_sample"]["value"] == pytest.approx(0.5 / 4)
-    low, high = plain["energy_per_step"]["ci"]
-    assert 1.9 < low < plain["energy_per_step"]["value"] < high < 2.2
-    assert [4 * edge for edge in plain["energy_per_sample"]["ci"]] == pytest.approx([low, high])
+    made = fill(nothing(), {PLAIN: noisy, CHANGED: joules(0.5)}).record()
+    plain, changed = (find_case(made, name).metrics for name in (PLAIN, CHANGED))
+    assert changed["energy_per_step"].value == pytest.approx(0.5)
+    assert changed["energy_per_sample"].value == pytest.approx(0.5 / 4)
+    low, high = plain["energy_per_step"].ci
+    assert 1.9 < low < plain["energy_per_step"].value < high < 2.2
+    assert [4 * edge for edge in plain["energy_per_sample"].ci] == pytest.approx([low, high])
     assert low > STEP_S  # joules, not seconds
-    others = [c for c in found["cases"] if c["id"] not in (PLAIN, CHANGED)]
-    assert all("energy_per_step" not in c["metrics"] for c in others)
+    others = [c for c in made.cases if c.id not in (PLAIN, CHANGED)]
+    assert all("energy_per_step" not in c.metrics for c in others)
 
-    seen = view(found, "made_up", "digits-cnn")
-    table = next(t for t in blocks.tables(seen, found["tasks"]["digits-cnn"]) if t.name == "energy")
+    seen, task = view(made, "made_up", "digits-cnn"), made.tasks["digits-cnn"]
+    table = next(table for table in blocks.tables(seen, task) if table.name == "energy")
     cells = [cell for row in table.rows for cell in row[1:]]
     assert MISSING in cells
     assert "0.500 (0.500–0.500)" in cells
     assert "125 (125–125)" in cells  # mJ a sample
     assert "0.00" not in cells
-    assert "Energy of processors" in tables.markdown(found)
+    assert "Energy of processors" in tables.markdown(made)
 
 
-def test_a_block_without_figures_is_no_reason_to_guess(tmp_path):
+def test_a_block_without_figures_is_no_reason_to_guess():
     def half(index):
-        return joules(2.0)(index) if index % 2 else taking(1)(index)
+        return joules(2.0)(index) if index % 2 else times(1)(index)
 
-    found = fill(make_record(tmp_path), {PLAIN: half}).as_dict()
-    assert "energy_per_step" not in case(found, PLAIN)["metrics"]
-    assert "Energy of processors" not in tables.markdown(found)
+    made = fill(nothing(), {PLAIN: half}).record()
+    assert "energy_per_step" not in find_case(made, PLAIN).metrics
+    assert "Energy of processors" not in tables.markdown(made)
