@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
+from bench.harness import memory
 from shared.specs import TASKS, CNNSpec, GPTSpec, ResNetSpec
 from shared.weights import init_weights
 from tests.compression.teaching import farthest, trainable_of, weights_of  # noqa: F401
@@ -52,3 +56,13 @@ def losses_of(kit, prepared, stream) -> list[float]:
 def same(one: dict, other: dict) -> bool:
     """Whether arrays are equal to the last bit, name by name."""
     return all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def peak(run: Callable) -> int:
+    """Bytes that `run` peaks above what was resident before it, on Linux."""
+    gc.collect()
+    before = memory.resident()
+    if not memory.reset_peak():
+        pytest.skip("the kernel counts no new peak")
+    run()
+    return memory.peak() - before

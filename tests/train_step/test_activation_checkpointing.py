@@ -1,243 +1,316 @@
 """Recomputation happens, changes no number, saves memory, and does so alike in both frameworks.
 
-Each framework runs in a process of its own (`activation_checkpointing_worker.py`), tf_keras in a
-third.
+What tf_keras refuses stands in test_any_model.py.
 """
 
 from __future__ import annotations
 
+import copy
+import ctypes
+import re
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tests import workers
+from tests.frameworks import apart
+from tests.train_step import steps
+from tests.train_step.steps import RESNET
 
-PARITY = {"resnet": 1e-5, "gpt": 1e-4}
+FRAMEWORKS = ("pt", "tf")
+PT, TF = pytest.mark.only("pt"), pytest.mark.only("tf")
 EXACT = 1e-5  # a second run rounds as the first did; a compiler may not
-BLOCKS = 2
+GPT = replace(steps.GPT, sequence_length=8, width=16, layers=2)
+
+
+def far(ours, theirs):
+    """The largest relative L2 distance of two arrays of a list."""
+    return max(apart(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 @pytest.fixture(scope="module")
-def evidence():
-    """What each worker found."""
-    return workers.run("train_step.activation_checkpointing_worker", ("pt", "tf", "tf_keras"))
+def prepare(kit, technique):
+    """`prepare(spec, blocks)`: a model and its step, with blocks recomputed."""
+
+    def make(blocks, model, *rest):
+        model = technique.apply_checkpointing(model, blocks=blocks)
+        optimizer = kit.training.make_optimizer(model, steps.RECIPE)
+        return kit.training.make_train_step(model, optimizer, rest[-1])
+
+    return lambda spec, blocks: steps.prepare(kit, spec, lambda *given: make(blocks, *given))
 
 
-@pytest.fixture(params=["pt", "tf"])
-def found(request, evidence):
-    return evidence[request.param]
+# It changes no number ----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def pt(evidence):
-    return evidence["pt"]
+@pytest.mark.parametrize(
+    ("spec", "blocks", "bar"),
+    [(RESNET, "stage*.block*", 1e-5), (GPT, "block*", 1e-4)],
+    ids=["resnet", "gpt"],
+)
+def test_three_steps_are_those_of_the_plain_model_and_twins_agree(
+    kit, prepare, agrees, spec, blocks, bar
+):
+    """Losses, weights and BatchNorm's statistics: none of them updated twice.
+
+    Five products of a block are repeated: PyTorch's attention is one and it enters `down`,
+    TensorFlow's is two.
+    """
+    stream = steps.batches(kit, spec, 3)
+    plain, recomputed = prepare(spec, ""), prepare(spec, blocks)
+    losses = steps.losses_of(kit, recomputed, stream)
+    assert apart(losses, steps.losses_of(kit, plain, stream)) < EXACT
+    weights = [steps.weights_of(kit, prepared.model) for prepared in (recomputed, plain)]
+    assert steps.farthest(*weights) < EXACT
+    agrees(spec.family, {"losses": losses}, bar)
+    if spec is GPT:
+        more, usual = (
+            sum(kit.runtime.operator_dtypes(prepared.step, *stream[0])["matmul"].values())
+            for prepared in (recomputed, plain)
+        )
+        assert more - usual == 5 * GPT.layers
 
 
-@pytest.fixture
-def tf(evidence):
-    return evidence["tf"]
+@PT
+@pytest.mark.parametrize("name", ["keywords", "statistics", "masks", "python", "numpy", "own"])
+def test_a_second_run_finds_what_the_first_did(technique, models, name):
+    """Masks, buffers, generators; and it takes none of the numbers that come next."""
+    plain = models.trained(technique, name, "")
+    assert far(models.trained(technique, name), plain) < EXACT
+    if name == "keywords":
+        assert far(models.trained(technique, name, seed=1)[1:-3], plain[1:-3]) > 0.1
 
 
-def leaves(tree):
-    """The lists of numbers of a tree, in order."""
-    if isinstance(tree, dict):
-        return [leaf for name in sorted(tree) for leaf in leaves(tree[name])]
-    if isinstance(tree, list) and any(isinstance(part, list) for part in tree):
-        return [leaf for part in tree for leaf in leaves(part)]
-    return [np.atleast_1d(tree)]
+@TF
+@pytest.mark.parametrize(
+    "name", ["functional", "attention", "subclassed", "sequential", "submodels"]
+)
+def test_blocks_of_any_model_keep_masks_modes_statistics_and_seeds(technique, models, name):
+    plain = models.trained(technique, name)
+    for blocks in models.MAKERS[name][-1]:
+        assert far(models.trained(technique, name, blocks), plain) < EXACT, blocks
+    if name == "functional":  # `tf.recompute_grad` alone draws other masks
+        assert far(models.naive()[1:10], plain[1:10]) > 0.1
 
 
-def difference(one, other):
-    """The largest relative L2 difference of two trees of numbers, list by list."""
-    pairs = zip(leaves(one), leaves(other), strict=True)
-    return max(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-12) for a, b in pairs)
-
-
-# It changes no number -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("family", ["resnet", "gpt"])
-def test_three_steps_are_those_of_the_plain_model(found, family):
-    """Losses, weights and BatchNorm's statistics: none of them updated twice."""
-    rows = dict(found["steps"][family])
-    plain = rows.pop("plain")
-    assert rows
-    for blocks, row in rows.items():
-        assert difference(row, plain) < EXACT, blocks
-
-
-@pytest.mark.parametrize("family", ["resnet", "gpt"])
-def test_the_twins_agree(pt, tf, family):
-    for blocks, row in pt["steps"][family].items():
-        losses = tf["steps"][family][blocks]["losses"]
-        assert difference(losses, row["losses"]) < PARITY[family], blocks
-
-
-def test_pt_dropout_keeps_its_masks(pt):
-    """Two inputs, keywords named as checkpoint's own, dicts, and BatchNorm beside the dropout."""
-    rows = pt["two_inputs"]
-    assert difference(rows["blocks.*"], rows["None"]) < EXACT
-    assert difference(rows["other_masks"], rows["None"]) > 0.1
-    assert "no block 'blocks'; it has blocks.0, " in rows["container"]
-
-
-def test_pt_a_second_run_finds_the_buffers_of_the_first(pt):
-    """Spectral norm reads what it changes; a graph runs backward twice; a frozen BatchNorm."""
-    assert difference(pt["buffers"]["recomputed"], pt["buffers"]["plain"]) < EXACT
-
-
-@pytest.mark.parametrize("source", ["python", "numpy", "own"])
-def test_pt_a_second_run_draws_the_numbers_of_the_first(pt, source):
-    """And takes none of those that come next."""
-    assert pt["numbers"][f"{source} recomputed"] == pt["numbers"][f"{source} plain"]
-
-
-def test_pt_only_what_training_changes_is_copied(pt):
+@PT
+def test_only_what_training_changes_is_copied(technique, models):
     """Two vectors and a count of BatchNorm and one mean of a block, and no mask."""
-    held = pt["held"]
-    assert difference(held["recomputed"], held["plain"]) < EXACT
-    copied = held["recomputed bytes"] - held["plain bytes"]
-    assert copied < held["mask"] / 2
-    assert held["mask"] == 2**18
+    held = [
+        models.held(technique.apply_checkpointing(models.masked(), blocks=blocks), x)
+        for blocks, x in (("*", models.torch.randn(6, 8)), ("", models.torch.randn(6, 8)))
+    ]
+    assert held[0] - held[1] < 2**17  # half a mask
 
 
-def test_pt_copies_compute_with_their_own_weights(pt):
-    copies = pt["copies"]
-    assert copies["same_names"]
-    assert copies["own_weights"]
-    assert copies["copied"] == "ValueError: blocks: '0' is recomputed already"
+@PT
+def test_copies_compute_with_their_own_weights(technique, models):
+    torch = models.torch
+    model, x = models.perceptron(), torch.randn(3, 8)
+    model = torch.nn.Sequential(model.eval(), torch.nn.Linear(8, 1))
+    before, plain = list(model.state_dict()), model(x)
+    technique.apply_checkpointing(model, blocks="0")
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    assert list(model.state_dict()) == before
+    assert torch.equal(model(x), plain)
+    assert not twin(x).any()
+    with pytest.raises(ValueError, match="blocks: '0' is recomputed already"):
+        technique.apply_checkpointing(twin, blocks="0")
 
 
-@pytest.mark.parametrize("inside", ["norm", "batch_norm"])
-def test_pt_compiles(pt, inside):
-    eager, compiled = pt["compiled"][inside]
-    assert difference(compiled, eager) < EXACT
+@PT
+@pytest.mark.parametrize("inside", ["LayerNorm", "BatchNorm1d"])
+def test_recomputed_blocks_compile(technique, models, inside):
+    torch, rows = models.torch, []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        block = models.perceptron(getattr(torch.nn, inside))
+        block[3].p = 0.0
+        model = technique.apply_checkpointing(torch.nn.Sequential(block), blocks="0")
+        run = torch.compile(model, backend="aot_eager") if compiled else model
+        run(torch.ones(5, 8).cumsum(0)).square().sum().backward()
+        tensors = [*(p.grad for p in model.parameters()), *model.buffers()]
+        rows.append([np.array(tensor, float) for tensor in tensors])
+    assert far(rows[1], rows[0]) < EXACT
 
 
-def test_tf_dropout_keeps_its_masks(tf):
-    """Gradients, statistics and seeds of two steps; `tf.recompute_grad` alone has others."""
-    rows = dict(tf["functional"])
-    plain, naive = rows.pop("plain"), rows.pop("naive")
-    for blocks, row in rows.items():
-        assert difference(row, plain) < EXACT, blocks
-    assert difference(naive["gradients0"], plain["gradients0"]) > 0.1
+@TF
+def test_fit_and_a_half_width_policy_put_on_afterwards(kit, technique, models):
+    from tf_impl.train_step import mixed_precision
+
+    keras, rows = models.keras, []
+    ((x, y),) = steps.batches(kit, steps.CNN)
+    for blocks in ("", "conv*"):
+        model = technique.apply_checkpointing(steps.prepare(kit, steps.CNN).model, blocks=blocks)
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        losses = model.fit(x, y, epochs=2, batch_size=8, verbose=0).history["loss"]
+        arguments = model, keras.optimizers.SGD(0.1), kit.training.cross_entropy
+        step = mixed_precision.make_train_step(*arguments)
+        rows.append(losses + [float(step(x, y)) for _ in range(3)])
+    assert apart(rows[1], rows[0]) < EXACT
+    assert rows[0][1] < rows[0][0]
 
 
-@pytest.mark.parametrize("scenario", ["attention", "subclassed"])
-def test_tf_randomness_masks_and_modes_inside_layers(tf, scenario):
-    rows = {name: row for name, row in tf[scenario].items() if name != "unbuilt"}
-    plain = rows.pop("plain")
-    for blocks, row in rows.items():
-        assert difference(row, plain) < EXACT, blocks
+# It happens --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scenario", ["sequential", "submodels"])
-def test_tf_blocks_in_other_models(tf, scenario):
-    rows = dict(tf["nested"][scenario])
-    plain = rows.pop("plain")
-    for blocks, row in rows.items():
-        assert difference(row, plain) < EXACT, blocks
-
-
-def test_tf_fit_and_mixed_precision(tf):
-    rows = tf["fit"]
-    assert difference(rows["conv*"], rows[""]) < EXACT
-    assert rows[""][1] < rows[""][0]
-
-
-# It happens -----------------------------------------------------------------------------------
-
-
-def test_pt_the_backward_pass_repeats_each_block_up_to_its_last_product(pt):
-    """FLOPs of a block of the worker's GPT: qkv, attention's two products, projection and `up`."""
+@PT
+@pytest.mark.parametrize(("blocks", "count"), [("block*", 2), ("block1", 1)])
+def test_the_backward_pass_repeats_each_block_up_to_its_last_product(
+    kit, prepare, models, blocks, count
+):
+    """FLOPs of a block: qkv, attention's two products, projection and `up`."""
     samples, length, width = 4, 8, 16
     linear = 2 * samples * length * width * width
     block = 3 * linear + 2 * (2 * samples * length * length * width) + linear + 4 * linear
-    forward, backward = pt["flops"]["plain"]
-    assert pt["flops"]["block*"] == [forward, backward + BLOCKS * block]
-    assert pt["flops"]["block1"] == [forward, backward + block]
+    ((x, y),) = steps.batches(kit, GPT, samples=samples)
+    flops = []
+    for prepared in (prepare(GPT, ""), prepare(GPT, blocks)):
+        with models.FlopCounterMode(display=False) as forward:
+            loss = kit.training.cross_entropy(prepared.model(x), y)
+        with models.FlopCounterMode(display=False) as backward:
+            loss.backward()
+        flops.append([forward.get_total_flops(), backward.get_total_flops()])
+    assert flops[1] == [flops[0][0], flops[0][1] + count * block]
 
 
-def test_products_are_repeated(found):
-    """Five a block: PyTorch's attention is one and it enters `down`, TensorFlow's is two."""
-    products = found["products"]
-    assert products["both"] - products["plain"] == 5 * BLOCKS
-
-
-def test_pt_products_are_kept_and_the_rest_is_repeated(pt):
+@PT
+def test_products_are_kept_and_the_rest_is_repeated(technique, models):
     """Dropout's masks too: the gradients are those of the plain model."""
-    plain, recomputed, products = (
-        pt["selected"][name] for name in ("plain", "recomputed", "products")
-    )
-    assert recomputed["flops"] > plain["flops"] == products["flops"]
-    assert plain["tanh"] == 0
-    assert min(recomputed["tanh"], products["tanh"]) >= 4  # two a block
-    for row in (recomputed, products):
-        assert difference(row["gradients"], plain["gradients"]) < EXACT
+    torch, flops, tanh, gradients = models.torch, [], [], []
+    for settings in ({"blocks": ""}, {"blocks": "*"}, {"blocks": "*", "save_products": True}):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(models.perceptron(), models.perceptron())
+        technique.apply_checkpointing(model, **settings)
+        with models.FlopCounterMode(display=False) as counter:
+            loss = model(torch.randn(4, 8)).square().sum()
+            with torch.profiler.profile() as profile:
+                loss.backward()
+        flops.append(counter.get_total_flops())
+        tanh.append({e.key: e.count for e in profile.key_averages()}.get("aten::tanh", 0))
+        gradients.append([p.grad.numpy() for p in model.parameters()])
+    assert flops[1] > flops[0] == flops[2]
+    assert tanh[0] == 0
+    assert min(tanh[1:]) >= 4  # two a block
+    assert max(far(row, gradients[0]) for row in gradients[1:]) < EXACT
 
 
+@PT
 @pytest.mark.skipif(sys.platform != "linux", reason="resident peaks of the Linux kernel")
-def test_pt_memory_falls(pt):
-    """Not in TensorFlow, whose executor orders what is ready: here 14% to 72% were saved."""
-    memory = pt["memory"]
-    assert 0 < memory["recomputed"] < 0.55 * memory["plain"]
+def test_memory_falls(technique, models):
+    """Of a deep, narrow net on many samples.
+
+    Not in TensorFlow, whose executor orders what is ready: 14% to 72% were saved there.
+    """
+    # Resident memory is what is alive: freed blocks of 64 KiB and more go back at once.
+    ctypes.CDLL(None).mallopt(-3, 65536)  # M_MMAP_THRESHOLD
+    torch, peaks = models.torch, []
+    for blocks in ("*", ""):
+        model = torch.nn.Sequential(*[models.perceptron() for _ in range(12)])
+        technique.apply_checkpointing(model, blocks=blocks)
+        x = torch.randn(40_000, 8)
+        model(x[:8]).sum().backward()
+        peaks.append(steps.peak(lambda model=model, x=x: model(x).sum().backward()))
+    assert 0 < peaks[0] < 0.55 * peaks[1]
 
 
-# Bad input ------------------------------------------------------------------------------------
+# Bad input ---------------------------------------------------------------------------------------
 
 
-def test_unknown_names_are_told_the_choices(found):
-    refusals = found["refusals"]
-    assert refusals["unknown"].startswith("ValueError: blocks: the model has no block 'blok1'; it")
-    assert refusals["pattern"].startswith("ValueError: blocks: the model has no block 'stage*'; it")
-    for name in ("unknown", "pattern"):
-        assert " block0, " in refusals[name]
-        assert "\n" not in refusals[name]
-    assert refusals["unchanged"]
-    assert refusals["twice"] == "ValueError: blocks: 'block0' is recomputed already"
+def apply(technique, model, blocks="0", **settings):
+    return technique.apply_checkpointing(model, blocks=blocks, **settings)
 
 
-def test_pt_refuses_what_a_second_run_would_find_changed(pt):
-    """And to offload from the host to the host; without gradients both run as before."""
-    refused = pt["own_inputs"]
-    start = "NotImplementedError: block '1' changes its input in place, so that its second run"
-    assert refused["in place"].startswith(start)
-    assert refused["on the host"].startswith("NotImplementedError: offload: the activations of a")
-    assert refused["in place, evaluated"] is refused["on the host, evaluated"] is None
+def block_of(models, layer):
+    nn = models.torch.nn
+    return nn.Sequential(nn.Linear(4, 4), nn.Sequential(layer, nn.Linear(4, 4)))
 
 
-def test_pt_products_that_are_changed_in_place_are_refused_seen_by_torch_or_not(pt):
-    found = dict(pt["products_in_place"])
-    assert found.pop("twice").startswith("RuntimeError: Trying to backward an extra time")
-    assert found.pop("relu") is found.pop("tanh") is None
-    for name, said in found.items():
-        assert said.startswith("NotImplementedError: save_products: block '0' changes a"), name
+def gpt(models):
+    return models.kit.models.build(GPT)
 
 
-def test_pt_a_gradient_penalty_goes_through_a_block(pt):
-    """But for a weight that a hook outside of the block makes, which is refused."""
-    penalty = pt["penalty"]
-    assert penalty["block"] == penalty["plain"]
-    start = "NotImplementedError: blocks: a hook of '0' makes its weight"
-    assert penalty["hooked"].startswith(start)
+REFUSALS = [
+    (lambda t, m: apply(t, gpt(m), "block0, blok1"), "the model has no block 'blok1'; it has"),
+    (lambda t, m: apply(t, gpt(m), "stage*"), "blocks: the model has no block 'stage*'; it has"),
+    (
+        lambda t, m: apply(t, apply(t, gpt(m), "block0"), "block0, block1"),
+        "blocks: 'block0' is recomputed already",
+    ),
+    *(
+        pytest.param(call, message, marks=PT)
+        for call, message in (
+            (lambda t, m: apply(t, m.Two(), "blocks"), "no block 'blocks'; it has blocks.0, "),
+            (
+                lambda t, m: apply(t, block_of(m, m.torch.nn.SiLU(inplace=True)), "1")(m.X),
+                "block '1' changes its input in place, so that its second run",
+            ),
+            (
+                lambda t, m: apply(t, block_of(m, m.torch.nn.SiLU()), "1", offload=True)(m.X),
+                "offload: the activations of a",
+            ),
+            (
+                lambda t, m: apply(t, m.torch.nn.Sequential(m.hooked())),
+                "blocks: a hook of '0' makes its weight",
+            ),
+        )
+    ),
+    *(
+        pytest.param(call, message, marks=TF)
+        for call, message in (
+            (lambda t, m: m.unfit(t, "loss"), "'loss' adds a loss, which no gradient would"),
+            (lambda t, m: m.unfit(t, "draw"), "'draw' draws with RandomUniform, anew in the"),
+            (lambda t, m: m.unfit(t, "global"), "'global' changes state of others, anew in"),
+            (lambda t, m: m.unfit(t, "complex"), "'complex' takes or gives complex numbers"),
+            (lambda t, m: m.trained(t, "attention", "codes"), "'codes' has no floating-point"),
+            (lambda t, m: apply(t, m.interleaved(), "a, b"), " overlap"),
+            (lambda t, m: apply(t, m.unbuilt()), "the model has no variables yet"),
+            (lambda t, m: m.penalized(t), ""),
+        )
+    ),
+]
 
 
-def test_tf_refuses_what_a_second_run_would_get_wrong(tf):
-    refused = tf["refused"]
-    assert "'loss' adds a loss, which no gradient would get out of" in refused["loss"]
-    assert "'draw' draws with RandomUniform, anew in the second run" in refused["draw"]
-    assert "'global' changes state of others, anew in the second run" in refused["global"]
-    assert "'complex' takes or gives complex numbers" in refused["complex"]
-    assert "'codes' has no floating-point input" in refused["no_float"]
-    assert refused["overlap"].startswith("ValueError: blocks: ")
-    assert refused["overlap"].endswith(" overlap")
-    for name in ("loss", "draw", "global", "complex", "penalty"):
-        assert refused[name].startswith("NotImplementedError: ")
-    assert tf["subclassed"]["unbuilt"].startswith("ValueError: the model has no variables yet")
+@pytest.mark.parametrize(("call", "message"), REFUSALS)
+def test_a_refusal_says_why(technique, models, call, message):
+    with pytest.raises((ValueError, NotImplementedError), match=re.escape(message)):
+        call(technique, models)
 
 
-def test_tf_keras_refuses_and_keeps_the_model(evidence):
-    refusal = evidence["tf_keras"]["tf_keras_refusal"]
-    assert refusal["refused"].startswith("NotImplementedError: tf_keras ")
-    assert refusal["neutral"]
+@PT
+def test_without_gradients_all_runs_as_before(technique, models):
+    nn = models.torch.nn
+    with models.torch.no_grad():
+        apply(technique, block_of(models, nn.SiLU(inplace=True)), "1")(models.X)
+        apply(technique, block_of(models, nn.SiLU()), "1", offload=True)(models.X)
+
+
+@PT
+@pytest.mark.parametrize("name", ["gru", "silu", "added"])
+def test_products_that_are_changed_in_place_are_refused_seen_by_torch_or_not(
+    technique, models, name
+):
+    model = models.torch.nn.ModuleList([models.IN_PLACE[name]()])
+    apply(technique, model, save_products=True)
+    with pytest.raises(NotImplementedError, match="save_products: block '0' changes a"):
+        model[0](models.torch.ones(2, 3, 4, requires_grad=True))
+
+
+@PT
+@pytest.mark.parametrize("name", ["relu", "tanh"])
+def test_kept_products_run_backward_once(technique, models, name):
+    model = models.torch.nn.ModuleList([models.KEPT[name]()])
+    apply(technique, model, save_products=True)
+    loss = model[0](models.torch.ones(2, 3, 4, requires_grad=True)).square().sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="Trying to backward an extra time"):
+        loss.backward()
+
+
+@PT
+def test_a_gradient_penalty_goes_through_a_block(technique, models):
+    assert models.penalized(technique, "1") == models.penalized(technique, "")
