@@ -75,21 +75,23 @@ def diagnose(breakdown: Breakdown, *, full: float, faults: float) -> Diagnosis:
         bottleneck = ARITHMETIC
     if full > FULL or faults >= 10:
         bottleneck = SIZE
-    said = _evidence(breakdown, bottleneck, shares)
+    evidence = _evidence(breakdown, bottleneck, shares)
     if bottleneck == SIZE:
-        said.insert(0, f"{full:.0%} of the memory is in use, {faults:.0f} pages a step from disk")
-    return Diagnosis(bottleneck, bottleneck == ARITHMETIC, shares, tuple(said), breakdown)
+        evidence.insert(
+            0, f"{full:.0%} of the memory is in use, {faults:.0f} pages a step from disk"
+        )
+    return Diagnosis(bottleneck, bottleneck == ARITHMETIC, shares, tuple(evidence), breakdown)
 
 
 def memory_in_use() -> float:
     """The share of the memory that this process may have which is in use: of its group, if any."""
     whole = psutil.virtual_memory()
-    found = [1 - whole.available / whole.total]
+    shares = [1 - whole.available / whole.total]
     for limit in GROUP_LIMITS:
         text = limit.read_text().strip() if limit.is_file() else "max"
         if text != "max":
-            found.append(psutil.Process().memory_info().rss / int(text))
-    return max(found)
+            shares.append(psutil.Process().memory_info().rss / int(text))
+    return max(shares)
 
 
 def _shares(breakdown: Breakdown) -> dict[str, float]:
@@ -109,12 +111,9 @@ def _shares(breakdown: Breakdown) -> dict[str, float]:
 
 def _evidence(breakdown: Breakdown, bottleneck: str, shares: dict[str, float]) -> list[str]:
     """Lines that say why."""
-    said = ", ".join(
-        f"{name} {shares[name]:.0%}" for name in sorted(LIMITS, key=shares.get, reverse=True)
-    )
-    lines = [
-        f"of {breakdown.step * 1e3:.3g} ms a step: {ARITHMETIC} {shares[ARITHMETIC]:.0%}, {said}"
-    ]
+    others = sorted(LIMITS, key=shares.get, reverse=True)
+    by_share = ", ".join(f"{name} {shares[name]:.0%}" for name in [ARITHMETIC, *others])
+    lines = [f"of {breakdown.step * 1e3:.3g} ms a step: {by_share}"]
     if bottleneck == OVERHEAD:
         calls = sum(one.calls for one in breakdown.operators)
         small = sum(o.calls for o in breakdown.operators if o.seconds < SMALL * o.calls)

@@ -75,15 +75,15 @@ def decode(spec: DetectorSpec, output: np.ndarray) -> list[Boxes]:
     middle = centres + output[..., -4:-2] * strides[:, None]
     corners = np.concatenate([middle - half, middle + half], -1)
     corners = corners.clip(0.0, [width, height, width, height])
-    found = []
-    for own, boxes in zip(scores, corners, strict=True):
-        places, labels = np.nonzero(own > CONFIDENT)
-        chosen = own[places, labels]
+    detections = []
+    for of_image, boxes in zip(scores, corners, strict=True):
+        places, labels = np.nonzero(of_image > CONFIDENT)
+        chosen = of_image[places, labels]
         best = np.argsort(-chosen, kind="stable")[:CANDIDATES]
         image = Boxes(boxes[places[best]], labels[best], chosen[best])
         kept = suppress(image)[:MOST]
-        found.append(Boxes(image.corners[kept], image.labels[kept], image.scores[kept]))
-    return found
+        detections.append(Boxes(image.corners[kept], image.labels[kept], image.scores[kept]))
+    return detections
 
 
 def suppress(image: Boxes, *, overlap: float = DUPLICATE) -> np.ndarray:
@@ -116,7 +116,9 @@ def overlaps(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 # Mean average precision -------------------------------------------------------------------------
 
 
-def mean_average_precision(found: list[Boxes], truth: list[Boxes], *, metric: str = "mAP") -> float:
+def mean_average_precision(
+    detected: list[Boxes], truth: list[Boxes], *, metric: str = "mAP"
+) -> float:
     """COCO's mAP of the detections in each image against its objects, in percent.
 
     `metric`: "mAP" (the mean over overlaps from 0.5 to 0.95) or "mAP50" (at 0.5). Where detections
@@ -127,17 +129,17 @@ def mean_average_precision(found: list[Boxes], truth: list[Boxes], *, metric: st
     """
     if metric not in OVERLAPS:
         raise ValueError(f"unknown metric {metric!r}: {' or '.join(OVERLAPS)}")
-    if len(found) != len(truth):
-        raise ValueError(f"detections of {len(found)} images, objects of {len(truth)}")
-    for number, (ours, theirs) in enumerate(zip(found, truth, strict=True)):
+    if len(detected) != len(truth):
+        raise ValueError(f"detections of {len(detected)} images, objects of {len(truth)}")
+    for number, (ours, theirs) in enumerate(zip(detected, truth, strict=True)):
         _check(ours, f"detections of image {number}", scored=True)
         _check(theirs, f"objects of image {number}", scored=False)
     classes = np.unique(np.concatenate([np.zeros(0, int), *(image.labels for image in truth)]))
     if not len(classes):
         raise ValueError("there are no objects: mAP is a mean over classes that have one")
     thresholds = np.array(OVERLAPS[metric])
-    each = [_average_precision(found, truth, label, thresholds) for label in classes]
-    return 100.0 * float(np.mean(each))
+    precisions = [_average_precision(detected, truth, label, thresholds) for label in classes]
+    return 100.0 * float(np.mean(precisions))
 
 
 def _check(image: Boxes, what: str, *, scored: bool) -> None:
@@ -160,29 +162,29 @@ def _check(image: Boxes, what: str, *, scored: bool) -> None:
 
 
 def _average_precision(
-    found: list[Boxes], truth: list[Boxes], label: int, thresholds: np.ndarray
+    detected: list[Boxes], truth: list[Boxes], label: int, thresholds: np.ndarray
 ) -> np.ndarray:
     """Of one class, at each threshold."""
     hits, scores, objects_in_all = [], [], 0
-    for ours, theirs in zip(found, truth, strict=True):
-        own, there = ours.labels == label, theirs.corners[theirs.labels == label]
-        best = np.argsort(-ours.scores[own], kind="stable")[:MOST]
-        hits.append(_matched(ours.corners[own][best], there, thresholds))
-        scores.append(ours.scores[own][best])
-        objects_in_all += len(there)
+    for ours, theirs in zip(detected, truth, strict=True):
+        of_class, objects = ours.labels == label, theirs.corners[theirs.labels == label]
+        best = np.argsort(-ours.scores[of_class], kind="stable")[:MOST]
+        hits.append(_matched(ours.corners[of_class][best], objects, thresholds))
+        scores.append(ours.scores[of_class][best])
+        objects_in_all += len(objects)
     order = np.argsort(-np.concatenate(scores), kind="stable")
     counted = np.concatenate(hits, axis=1)[:, order].cumsum(1)
-    return np.array([_area(own, objects_in_all) for own in counted])
+    return np.array([_area(row, objects_in_all) for row in counted])
 
 
-def _matched(found: np.ndarray, truth: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
+def _matched(detected: np.ndarray, truth: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
     """Whether each detection, by falling score, finds an object: (thresholds, detections)."""
-    hits = np.zeros((len(thresholds), len(found)), bool)
+    hits = np.zeros((len(thresholds), len(detected)), bool)
     if not len(truth):
         return hits
     free = np.ones((len(thresholds), len(truth)), bool)
     rows = np.arange(len(thresholds))
-    for number, shared in enumerate(overlaps(found, truth)):
+    for number, shared in enumerate(overlaps(detected, truth)):
         open_ = np.where(free & (shared >= thresholds[:, None]), shared, -1.0)
         best = len(truth) - 1 - open_[:, ::-1].argmax(1)  # of equals the last, as COCO has it
         hits[:, number] = hit = open_[rows, best] >= 0

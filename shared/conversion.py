@@ -119,12 +119,12 @@ def convert(
 
 
 def _fingerprint(folder: Path, paths: list[Path]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in paths:
         entry = path.stat()
         facts = (path.relative_to(folder).as_posix(), entry.st_size, entry.st_mtime_ns)
-        found.update(repr(facts).encode("utf-8", "surrogateescape"))
-    return found.hexdigest()
+        digest.update(repr(facts).encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
 
 
 @contextmanager
@@ -347,11 +347,11 @@ def _field(number: int, data: bytes) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*encoded, value])
 
 
 def _write_arrays(pixels: BinaryIO, index: BinaryIO, samples: Iterable[Sample]) -> list[int]:
@@ -404,7 +404,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("{} of {} shards, {} images skipped".format(*counts), end=end, file=sys.stderr)
 
     try:
-        found = convert(given.pop("folder"), given.pop("target"), **given, progress=progress)
+        manifest = convert(given.pop("folder"), given.pop("target"), **given, progress=progress)
     except (OSError, ValueError, RuntimeError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
@@ -414,7 +414,7 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 130
-    for line in found.skipped:
+    for line in manifest.skipped:
         print(f"skipped {line}", file=sys.stderr)
-    print(f"{found.samples} images in {len(found.shards)} shards")
+    print(f"{manifest.samples} images in {len(manifest.shards)} shards")
     return 0

@@ -113,15 +113,15 @@ def first_batches(
     """
     if batch_size > len(x):
         raise ValueError(f"a batch of {batch_size} from {len(x)} samples")
-    found: list[tuple[np.ndarray, np.ndarray]] = []
+    batches: list[tuple[np.ndarray, np.ndarray]] = []
     epoch = 0
-    while len(found) < count:
+    while len(batches) < count:
         for rows in batch_order(len(x), batch_size, seed=seed, epoch=epoch):
-            found.append((np.asarray(x[rows]), np.asarray(y[rows])))
-            if len(found) == count:
+            batches.append((np.asarray(x[rows]), np.asarray(y[rows])))
+            if len(batches) == count:
                 break
         epoch += 1
-    return found
+    return batches
 
 
 # Digits -------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def _place(
     random: np.random.Generator,
 ) -> np.ndarray:
     """Draw one digit to `spec.objects` into `canvas`; return the rows that label them."""
-    found = np.full((spec.objects, 5), [0, 0, 0, 0, -1], np.float32)
+    rows_of_labels = np.full((spec.objects, 5), [0, 0, 0, 0, -1], np.float32)
     placed = 0
     for row in random.choice(rows, random.integers(1, spec.objects + 1)):
         length, digit = random.integers(SHORTEST, LONGEST + 1), images[row]
@@ -233,14 +233,14 @@ def _place(
         for _ in range(TRIES):
             top, left = (random.integers(0, spec.image_size - n + 1) for n in (height, width))
             box = np.array([left, top, left + width, top + height])
-            others = found[:placed]
-            apart = (box[2:] <= others[:, :2]) | (others[:, 2:4] <= box[:2])
-            if apart.any(1).all():
+            others = rows_of_labels[:placed]
+            clear = (box[2:] <= others[:, :2]) | (others[:, 2:4] <= box[:2])
+            if clear.any(1).all():
                 scenes.blend(canvas, scenes.scaled(digit, height, width), top, left)
-                found[placed] = [*box, labels[row]]
+                rows_of_labels[placed] = [*box, labels[row]]
                 placed += 1
                 break
-    return found
+    return rows_of_labels
 
 
 # Domains --------------------------------------------------------------------------------------

@@ -67,15 +67,15 @@ def list_images(folder: Path) -> tuple[list[Path], np.ndarray, list[str]]:
         )
     if not classes:
         raise ValueError(f"{folder}: has no sub-folder, it needs one with images for each class")
-    found = [list(_images_below(folder / name, set())) for name in classes]
-    empty = [name for name, paths in zip(classes, found, strict=True) if not paths]
+    by_class = [list(_images_below(folder / name, set())) for name in classes]
+    empty = [name for name, paths in zip(classes, by_class, strict=True) if not paths]
     if empty:
         raise ValueError(
             f"{folder}: {len(empty)} of {len(classes)} classes without images, such as "
             f"{empty[0]!r} (an image ends with {', '.join(SUFFIXES)})"
         )
-    labels = np.repeat(np.arange(len(classes), dtype=np.int64), [len(paths) for paths in found])
-    return [path for paths in found for path in paths], labels, classes
+    labels = np.repeat(np.arange(len(classes), dtype=np.int64), [len(paths) for paths in by_class])
+    return [path for paths in by_class for path in paths], labels, classes
 
 
 def _entries(folder: Path) -> list[os.DirEntry]:

@@ -49,7 +49,7 @@ def openvino_integer_layers(path, x: np.ndarray) -> dict[str, int]:
     """
     openvino = runtimes.openvino_package()
     runtimes.check_exists(path)
-    found: Counter = Counter()
+    counts: Counter = Counter()
     pinned = {"INFERENCE_PRECISION_HINT": "f32"}  # as it is loaded to predict: no silent bfloat16
     try:
         graph = openvino.Core().compile_model(str(path), "CPU", pinned).get_runtime_model()
@@ -58,15 +58,15 @@ def openvino_integer_layers(path, x: np.ndarray) -> dict[str, int]:
     for node in graph.get_ordered_ops():
         about = {key: str(value.value) for key, value in node.get_rt_info().items()}
         if _BYTES.search(about.get("runtimePrecision", "")):
-            found[about["layerType"]] += 1
-    return _layers(found)
+            counts[about["layerType"]] += 1
+    return _layers(counts)
 
 
 def litert_integer_layers(path, x: np.ndarray) -> dict[str, int]:
     """Layers of a LiteRT file with int8 weights: name and dtypes of what goes in -> number."""
     interpreter = runtimes.package("ai_edge_litert.interpreter", "ai-edge-litert")
     runtimes.check_exists(path)
-    found: Counter = Counter()
+    counts: Counter = Counter()
     try:
         model = interpreter.Interpreter(model_path=str(path))
     except ValueError as error:
@@ -74,8 +74,8 @@ def litert_integer_layers(path, x: np.ndarray) -> dict[str, int]:
     for detail in model._get_ops_details():  # LiteRT has no public list
         dtypes = [np.dtype(kind).name for kind in detail["operand_types"]]
         if dtypes[:2] == ["int8", "int8"]:
-            found[f"{detail['op_name']}({', '.join(dtypes[:2])})"] += 1
-    return _layers(found)
+            counts[f"{detail['op_name']}({', '.join(dtypes[:2])})"] += 1
+    return _layers(counts)
 
 
 def litert_delegated(path) -> bool:

@@ -210,12 +210,12 @@ def batches(
 
     The last batch of an epoch holds what is left, or is left out where all have to be `whole`.
     """
-    each = samples // global_batch if whole else -(-samples // global_batch)
-    for epoch in count(begin // each):
+    per_epoch = samples // global_batch if whole else -(-samples // global_batch)
+    for epoch in count(begin // per_epoch):
         order = np.random.default_rng([seed, epoch]).permutation(samples)
-        starts = range(0, each * global_batch, global_batch)
+        starts = range(0, per_epoch * global_batch, global_batch)
         parts = (order[start : start + global_batch] for start in starts)
-        yield from islice(parts, begin % each if epoch == begin // each else 0, None)
+        yield from islice(parts, begin % per_epoch if epoch == begin // per_epoch else 0, None)
 
 
 # Settings -------------------------------------------------------------------------------------
@@ -246,11 +246,11 @@ def options(program: str) -> argparse.ArgumentParser:
 
 def arguments(make: str, build: str, data: object, run: Run, settings: dict) -> list[str]:
     """The command line that gives `options` these settings; "" is left out."""
-    found = [make, build, str(data), f"--settings={json.dumps(settings)}"]
+    words = [make, build, str(data), f"--settings={json.dumps(settings)}"]
     for name, value in asdict(run).items():
         if value != "":
-            found.append(f"--{name.replace('_', '-')}={value}")
-    return found
+            words.append(f"--{name.replace('_', '-')}={value}")
+    return words
 
 
 def check(data: object, run: Run | argparse.Namespace, settings: dict) -> None:
@@ -314,14 +314,16 @@ def find(build: str) -> Callable:
 
 def check_settings(make: str, settings: dict) -> None:
     """Raise ValueError for a setting that the function `make` does not have, or lacks one."""
-    own = {
+    known = {
         name: one
         for name, one in signature(find(make)).parameters.items()
         if one.kind is one.KEYWORD_ONLY
     }
-    if unknown := sorted(settings.keys() - own.keys()):
-        raise ValueError(f"{make} has no setting {unknown[0]!r}: {', '.join(own) or 'it has none'}")
-    needed = [name for name, one in own.items() if one.default is one.empty]
+    if unknown := sorted(settings.keys() - known.keys()):
+        raise ValueError(
+            f"{make} has no setting {unknown[0]!r}: {', '.join(known) or 'it has none'}"
+        )
+    needed = [name for name, one in known.items() if one.default is one.empty]
     if missing := [name for name in needed if name not in settings]:
         raise ValueError(f"{make} needs the setting {missing[0]!r}")
 
@@ -331,12 +333,12 @@ def identity(options: argparse.Namespace) -> dict[str, int | str]:
     return {name: getattr(options, name) for name in ("make", "build", "global_batch", "seed")}
 
 
-def check_identity(path: object, found: dict, options: argparse.Namespace) -> None:
+def check_identity(path: object, saved: dict, options: argparse.Namespace) -> None:
     """Raise ValueError where a checkpoint is that of another run."""
     for name, value in identity(options).items():
-        if found.get(name) != value:
+        if saved.get(name) != value:
             raise ValueError(
-                f"{path} is of another run: its {name} is {found.get(name)!r}, not {value!r}"
+                f"{path} is of another run: its {name} is {saved.get(name)!r}, not {value!r}"
             )
 
 
@@ -446,7 +448,7 @@ def run(
     """
     with scratch.folder() as folder, _network(out_of_reach) as network:
         logs = [folder / str(number) for number in range(len(commands))]
-        own = {_LAUNCHER: str(os.getpid())} | scratch.environment(folder)
+        common = {_LAUNCHER: str(os.getpid())} | scratch.environment(folder)
         started: list[subprocess.Popen] = []
         try:
             for (command, environment), path in zip(commands, logs, strict=True):
@@ -455,7 +457,7 @@ def run(
                     started.append(
                         subprocess.Popen(
                             network.command(command) if network else command,
-                            env=environment | own,
+                            env=environment | common,
                             stdin=subprocess.DEVNULL,
                             stdout=log,
                             stderr=log,

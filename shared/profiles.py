@@ -162,7 +162,7 @@ def run_steps(
     mark: Callable = nullcontext,
 ) -> list[Taken]:
     """Take steps; tell how long each waited for its batch and took. mark(name): a profiler's."""
-    found = []
+    taken = []
     for _ in range(count):
         start = time.perf_counter()
         with mark(WAITING):
@@ -172,8 +172,8 @@ def run_steps(
             step(*in_order(batch))
             synchronize()
         cpu = time.thread_time() - cpu
-        found.append(Taken(middle - start, time.perf_counter() - middle, cpu))
-    return found
+        taken.append(Taken(middle - start, time.perf_counter() - middle, cpu))
+    return taken
 
 
 def fastest(call: Callable, *, seconds: float) -> float:
@@ -244,18 +244,18 @@ def nest(spans: Iterable[Span]) -> list[Node]:
     threads = defaultdict(list)
     for span in spans:
         threads[span.thread].append(span)
-    found = []
-    for own in threads.values():
+    nodes = []
+    for of_thread in threads.values():
         open_: list[Node] = []
-        for span in sorted(own, key=lambda span: (span.start, -span.end)):
+        for span in sorted(of_thread, key=lambda span: (span.start, -span.end)):
             open_ = [node for node in open_ if node.span.end > span.start]
             parent = next((n for n in reversed(open_) if n.span.end >= span.end), None)
             node = Node(span, parent, span.part or (parent.part if parent else None))
             if parent is not None:
                 parent.inside += span.end - span.start
-            found.append(node)
+            nodes.append(node)
             open_.append(node)
-    return found
+    return nodes
 
 
 def _steps(spans: Iterable[Span]) -> list[tuple[Span, Span]]:
@@ -274,14 +274,14 @@ def _within(steps: list[tuple[Span, Span]], spans: list[Span]) -> list[Span]:
     for what other processes send.
     """
     begins = [waiting.start for waiting, _ in steps]
-    found = []
+    within = []
     for span in spans:
         at = bisect_right(begins, span.start) - 1
         if at >= 0 and span.start < steps[at][1].end:
             loads = span.start < steps[at][1].start and span.part != "communication"
             if not loads or span.name == WAITING:
-                found.append(span)
-    return found
+                within.append(span)
+    return within
 
 
 def break_down(
@@ -372,14 +372,14 @@ def _covered(nodes: list[Node], main: str) -> float:
 
 def _events(nodes: list[Node]) -> Counter:
     """Recorded events by part: those of an operator in its part, all others between operators."""
-    found = Counter()
+    counts = Counter()
     for node in nodes:
         if not node.span.device:
             above, inside = node, node.span.operator
             while not inside and above.parent is not None:
                 above, inside = above.parent, above.parent.span.operator
-            found[(node.part or "forward") if inside else "overhead"] += 1
-    return found
+            counts[(node.part or "forward") if inside else "overhead"] += 1
+    return counts
 
 
 def _corrected(
@@ -416,11 +416,16 @@ def _operators(
             flops[span.name] += math.nan if span.flops is None else span.flops
             ideal[span.name] += (span.flops or 0.0) / (peaks.get(span.dtype) or math.nan)
     every = sum(seconds.values()) or 1.0
-    found = []
-    for name, own in seconds.most_common():
-        count, of_peak = _known(flops[name] / steps), _known(ideal[name] / own if own else math.nan)
-        found.append(Operator(name, calls[name] / steps, own / steps, own / every, count, of_peak))
-    return tuple(found)
+    operators = []
+    for name, itself in seconds.most_common():
+        count, of_peak = (
+            _known(flops[name] / steps),
+            _known(ideal[name] / itself if itself else math.nan),
+        )
+        operators.append(
+            Operator(name, calls[name] / steps, itself / steps, itself / every, count, of_peak)
+        )
+    return tuple(operators)
 
 
 def _known(value: float) -> float | None:
@@ -432,15 +437,15 @@ def _known(value: float) -> float | None:
 
 def write_stacks(spans: Iterable[Span], path: Path) -> None:
     """Write collapsed stacks, "a;b;c microseconds" a line: what flame graphs are drawn from."""
-    found = Counter()
+    stacks = Counter()
     for node in nest(spans):
         names, above = [], node
         while above is not None:
             names.append(above.span.name.replace(";", ","))
             above = above.parent
         own = node.span.end - node.span.start - node.inside
-        found[";".join(reversed(names))] += max(0, round(own * 1e6))
-    lines = [f"{stack} {own}\n" for stack, own in sorted(found.items()) if own]
+        stacks[";".join(reversed(names))] += max(0, round(own * 1e6))
+    lines = [f"{stack} {own}\n" for stack, own in sorted(stacks.items()) if own]
     path.write_text("".join(lines), "utf-8")
 
 

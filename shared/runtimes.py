@@ -258,12 +258,12 @@ def predictor(wanted: Wanted, names: list[str], run: Callable) -> Callable:
     by_place = all(places) and sorted(range(len(names)), key=lambda n: int(places[n][1]))
 
     def predict(x):
-        found = run(fitting(x, wanted))  # which would resize or convert in silence, or worse
+        outputs = run(fitting(x, wanted))  # which would resize or convert in silence, or worse
         if len(names) == 1:
-            return found[0]
+            return outputs[0]
         if by_place:
-            return tuple(found[place] for place in by_place)
-        return dict(zip(names, found, strict=True))
+            return tuple(outputs[place] for place in by_place)
+        return dict(zip(names, outputs, strict=True))
 
     predict.inputs = [name for name, _, _ in wanted]
     predict.outputs = [names[place] for place in by_place or range(len(names))]
@@ -277,17 +277,19 @@ def check_same(predict: Callable, samples: list[tuple[list, list]], *, bound: fl
     bound: the largest relative L2 distance between two outputs that are called the same.
     """
     for inputs, wanted in samples:
-        found = predict(tuple(inputs))
-        found = list(found.values()) if isinstance(found, dict) else found
-        found = found if isinstance(found, list | tuple) else (found,)
-        if len(found) != len(wanted):
-            raise ValueError(f"it gives {len(found)} outputs, the model {len(wanted)}")
-        for name, one, other in zip(predict.outputs, found, wanted, strict=True):
+        outputs = predict(tuple(inputs))
+        outputs = list(outputs.values()) if isinstance(outputs, dict) else outputs
+        outputs = outputs if isinstance(outputs, list | tuple) else (outputs,)
+        if len(outputs) != len(wanted):
+            raise ValueError(f"it gives {len(outputs)} outputs, the model {len(wanted)}")
+        for name, one, other in zip(predict.outputs, outputs, wanted, strict=True):
             if one.shape != other.shape:
                 raise ValueError(f"it gives {name} of {one.shape}, the model of {other.shape}")
-            apart = _apart(*(np.asarray(v, np.result_type(v, np.float64)) for v in (one, other)))
-            if not apart <= bound:
-                raise ValueError(f"its {name} is {apart:.1%} from the model's")
+            distance = _distance(
+                *(np.asarray(v, np.result_type(v, np.float64)) for v in (one, other))
+            )
+            if not distance <= bound:
+                raise ValueError(f"its {name} is {distance:.1%} from the model's")
 
 
 def check_file(
@@ -348,7 +350,7 @@ def translating(target: str) -> Iterator[None]:
         raise NotImplementedError(f"{target} can't take this: {reason}") from error
 
 
-def _apart(one: np.ndarray, other: np.ndarray) -> float:
+def _distance(one: np.ndarray, other: np.ndarray) -> float:
     """The relative L2 distance; what is not finite has to be the same in both."""
     finite = np.isfinite(other)
     if not np.array_equal(one[~finite], other[~finite], equal_nan=True):

@@ -37,13 +37,13 @@ def photo_parts() -> Splits:
     """
     from sklearn.datasets import load_sample_image
 
-    found: Splits = {"train": [], "test": []}
+    parts: Splits = {"train": [], "test": []}
     for name in PHOTOS:
         pixels = load_sample_image(f"{name}.jpg").astype(np.float32) / 255.0
         cut = round(TRAINED * pixels.shape[1])
-        found["train"].append(pixels[:, :cut])
-        found["test"].append(pixels[:, cut:])
-    return found
+        parts["train"].append(pixels[:, :cut])
+        parts["test"].append(pixels[:, cut:])
+    return parts
 
 
 def background(parts: list[np.ndarray], size: int, random: np.random.Generator) -> np.ndarray:

@@ -52,10 +52,10 @@ class Shard:
         """Which file is not what was written, and how; None if all are. Reads them."""
         for path, size, sha256 in zip(self.files, self.sizes, self.sha256, strict=True):
             try:
-                found = path.stat().st_size
-                if found != size:
-                    kind = "is truncated" if found < size else "is too long"
-                    return f"{path}: {kind}: {found} bytes, not {size}"
+                actual = path.stat().st_size
+                if actual != size:
+                    kind = "is truncated" if actual < size else "is too long"
+                    return f"{path}: {kind}: {actual} bytes, not {size}"
                 if checksum(path) != sha256:
                     return f"{path}: is damaged: its SHA-256 is not that of the manifest"
             except OSError as error:

@@ -494,14 +494,14 @@ def layers(spec: ModelSpec) -> list[Layer]:
     """The matrix products and convolutions of `spec`, in order, with their MACs a sample."""
     if isinstance(spec, GPTSpec):
         return _gpt_layers(spec)
-    found = [
+    convolutions = [
         Layer(name, prod(size) * prod(kernel), input_gradient=number > 0)
         for number, (name, kernel, size) in enumerate(_convolutions(spec))
     ]
     places = 1
     if isinstance(spec, DetectorSpec):
         places = sum(height * width for height, width, _ in level_sizes(spec))
-    return [*found, Layer("head", places * prod(_head(spec)))]
+    return [*convolutions, Layer("head", places * prod(_head(spec)))]
 
 
 Kernel = tuple[int, int, int, int]  # height, width, channels in and out
@@ -550,12 +550,12 @@ def _head(spec: ModelSpec) -> tuple[int, ...]:
 
 def level_sizes(spec: DetectorSpec) -> list[tuple[int, int, int]]:
     """Height and width of each level of a detector, and its stride in pixels of the image."""
-    size, total, found = list(spec.input_shape[:2]), 1, []
+    size, total, levels = list(spec.input_shape[:2]), 1, []
     for index, (_, stride) in enumerate(spec.convolutions):
         size, total = _strided(size, stride), total * stride
         if index in spec.levels:
-            found.append((*size, total))
-    return found
+            levels.append((*size, total))
+    return levels
 
 
 def _strided(size: list[int], stride: int) -> list[int]:
@@ -567,13 +567,13 @@ def residual_blocks(spec: ResNetSpec | BottleneckSpec) -> list[tuple[str, int, i
     """Name, channels that go in, width and stride of each block, in order."""
     stages = len(spec.widths)
     counts = spec.blocks if isinstance(spec, BottleneckSpec) else [spec.blocks_per_stage] * stages
-    found, channels = [], spec.widths[0]
+    blocks, channels = [], spec.widths[0]
     for stage, (count, width) in enumerate(zip(counts, spec.widths, strict=True)):
         for block in range(count):
             stride = 2 if stage > 0 and block == 0 else 1
-            found.append((f"stage{stage}.block{block}", channels, width, stride))
+            blocks.append((f"stage{stage}.block{block}", channels, width, stride))
             channels = _outputs(spec, width)
-    return found
+    return blocks
 
 
 def _outputs(spec: ResNetSpec | BottleneckSpec, width: int) -> int:
@@ -583,16 +583,16 @@ def _outputs(spec: ResNetSpec | BottleneckSpec, width: int) -> int:
 
 def _gpt_layers(spec: GPTSpec) -> list[Layer]:
     length, width = spec.sequence_length, spec.width
-    found = []
+    products = []
     for index in range(spec.layers):
         name = f"block{index}"
-        found.append(Layer(f"{name}.qkv", length * width * 3 * width))
+        products.append(Layer(f"{name}.qkv", length * width * 3 * width))
         # Scores and weighted values over all pairs: the mask saves no arithmetic on a CPU.
-        found.append(Layer(f"{name}.attention", 2 * length * length * width))
-        found.append(Layer(f"{name}.projection", length * width * width))
-        found.append(Layer(f"{name}.up", length * width * 4 * width))
-        found.append(Layer(f"{name}.down", length * 4 * width * width))
-    return [*found, Layer("head", length * width * spec.vocabulary)]
+        products.append(Layer(f"{name}.attention", 2 * length * length * width))
+        products.append(Layer(f"{name}.projection", length * width * width))
+        products.append(Layer(f"{name}.up", length * width * 4 * width))
+        products.append(Layer(f"{name}.down", length * 4 * width * width))
+    return [*products, Layer("head", length * width * spec.vocabulary)]
 
 
 def forward_flops(spec: ModelSpec, batch_size: int) -> int | None:

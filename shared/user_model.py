@@ -70,7 +70,7 @@ class File:
     def name(self) -> str:
         """What its task is called."""
         found = re.sub(r"[^A-Za-z0-9_.]+", "_", self.path.stem)
-        return f"own_{found}" if found in TASKS else found
+        return f"user_{found}" if found in TASKS else found
 
     @property
     def sides(self) -> list[str]:
@@ -113,20 +113,20 @@ def look(path: str | Path) -> File:
 
 def names(body: list[ast.stmt]) -> set[str]:
     """What a module defines at its top, under a condition too."""
-    found = set()
+    defined = set()
     for node in body:
         if isinstance(node, ast.FunctionDef):
-            found.add(node.name)
+            defined.add(node.name)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            found |= {alias.asname or alias.name for alias in node.names}
+            defined |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.Assign):
-            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+            defined |= {target.id for target in node.targets if isinstance(target, ast.Name)}
         elif isinstance(node, ast.If):
-            found |= names(node.body + node.orelse)
+            defined |= names(node.body + node.orelse)
         elif isinstance(node, ast.Try):
             handled = [each for handler in node.handlers for each in handler.body]
-            found |= names(node.body + handled + node.orelse + node.finalbody)
-    return found
+            defined |= names(node.body + handled + node.orelse + node.finalbody)
+    return defined
 
 
 def load_checked(path: str | Path, folder: Path, cwd: str) -> ModuleType:
@@ -139,7 +139,7 @@ def load(path: str | Path, text: bytes | None = None) -> ModuleType:
     """Execute a user's file, or a `text` of it. Raises BadFile with the line at which it fails."""
     path = Path(path)
     text = path.read_bytes() if text is None else text
-    name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else "own_file"
+    name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else "user_file"
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))  # what lies beside it, it may import
     loader = SourceFileLoader(name, str(path))  # whatever its suffix is
@@ -201,10 +201,10 @@ def made(path: str | Path) -> tuple[Callable, Any]:
     name, make = Path(path).name, getattr(load(path), "make", None)
     if make is None:
         raise BadFile(f"{name} has no function make() that returns (step, batches): write one")
-    found = call("make", path, make)
-    if not isinstance(found, (tuple, list)) or len(found) != 2 or not callable(found[0]):
-        raise BadFile(f"{name}: make() gives {_kind(found)}, not (step, batches)")
-    step, batches = found
+    returned = call("make", path, make)
+    if not isinstance(returned, (tuple, list)) or len(returned) != 2 or not callable(returned[0]):
+        raise BadFile(f"{name}: make() gives {_kind(returned)}, not (step, batches)")
+    step, batches = returned
     expected = "give a list of tuples, one for each step, such as [(x, y)]"
     if isinstance(batches, Mapping) or not hasattr(batches, "__iter__"):
         raise BadFile(f"{name}: make() gives {_kind(batches)} as its batches: {expected}")
@@ -353,11 +353,13 @@ def given(module: ModuleType, size: int, seed: int, side: str) -> Any:
     return call("batch", module.__file__, module.batch, *asked)
 
 
-def pair(found: Any, what: str) -> tuple:
+def pair(returned: Any, what: str) -> tuple:
     """(x, y) as NumPy arrays in tuples, lists and dicts. Raises BadFile for anything else."""
-    if not isinstance(found, (tuple, list)) or len(found) != 2:
-        raise BadFile(f"{what} gives {_kind(found)}, not (x, y): return the inputs and the targets")
-    return arrays(found[0]), arrays(found[1])
+    if not isinstance(returned, (tuple, list)) or len(returned) != 2:
+        raise BadFile(
+            f"{what} gives {_kind(returned)}, not (x, y): return the inputs and the targets"
+        )
+    return arrays(returned[0]), arrays(returned[1])
 
 
 def keeps_structure(tree: Any) -> bool:
@@ -369,10 +371,10 @@ def keeps_structure(tree: Any) -> bool:
     return not isinstance(tree, (list, Mapping))
 
 
-def _kind(found: Any) -> str:
-    if isinstance(found, (tuple, list)):
-        return f"a {type(found).__name__} of {len(found)}"
-    return f"a {type(found).__name__}"
+def _kind(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"a {type(value).__name__}"
 
 
 def arrays(tree: Any) -> Any:
@@ -384,12 +386,12 @@ def arrays(tree: Any) -> Any:
     if hasattr(tree, "detach"):
         tree = tree.detach().cpu()
     try:
-        found = np.asarray(tree)
+        array = np.asarray(tree)
     except TypeError:
         raise BadFile(f"a batch holds {tree.dtype}, which NumPy has not: give float32") from None
-    if found.dtype.kind in "OSU":
-        raise BadFile(f"a batch holds {_kind(tree)} of {found.dtype}: give arrays of numbers")
-    return found
+    if array.dtype.kind in "OSU":
+        raise BadFile(f"a batch holds {_kind(tree)} of {array.dtype}: give arrays of numbers")
+    return array
 
 
 def leaves(tree: Any) -> list:
@@ -507,7 +509,7 @@ def _skeleton(tree: Any) -> Any:
 def load_batches(folder: Path, size: int | None = None) -> list[tuple]:
     """A side's batches; the first `size` samples of each, where that is given."""
     shape = json.loads((folder / "batches.json").read_text("utf-8"))
-    found = []
+    batches = []
     with np.load(folder / "batches.npz", allow_pickle=False) as held:
         for place in range(BATCHES):
             stream = iter(range(len(held.files)))
@@ -515,8 +517,8 @@ def load_batches(folder: Path, size: int | None = None) -> list[tuple]:
             if size:
                 whole = sample_count(batch[0])
                 batch = tuple(resized(part, whole, size) for part in batch)
-            found.append(batch)
-    return found
+            batches.append(batch)
+    return batches
 
 
 def sample_count(x: Any) -> int:
@@ -569,27 +571,27 @@ def is_prepared(folder: str | Path | None) -> bool:
     return folder is not None and (Path(folder) / "about.json").is_file()
 
 
-def task(found: dict, side: str | None = None) -> Task:
-    """The task of a file of which `found` is known; with the shapes of a side, where one is asked.
+def task(known: dict, side: str | None = None) -> Task:
+    """The task of a file of which this is known; with the shapes of a side, where one is asked.
 
     In the place of shapes its main process has those of the first framework, which are counted.
     """
-    own = found["sides"][side or next(iter(found["sides"]))]
+    of_side = known["sides"][side or next(iter(known["sides"]))]
     spec = FileSpec(
-        found["path"],
-        tuple((name, tuple(shape)) for name, shape in own["parameters"]),
-        tuple((name, tuple(shape)) for name, shape in own["state"]),
+        known["path"],
+        tuple((name, tuple(shape)) for name, shape in of_side["parameters"]),
+        tuple((name, tuple(shape)) for name, shape in of_side["state"]),
     )
     return Task(
-        name=found["name"],
-        dataset=DatasetSpec(found["folder"], "file", BATCHES * found["batch_size"], 0),
+        name=known["name"],
+        dataset=DatasetSpec(known["folder"], "file", BATCHES * known["batch_size"], 0),
         model=spec,
-        recipe=replace(RECIPE, accuracy_batch_size=found["batch_size"]),
+        recipe=replace(RECIPE, accuracy_batch_size=known["batch_size"]),
         small_batch=1,
-        compute_batch=found["batch_size"],
+        compute_batch=known["batch_size"],
         metric="accuracy",
-        margin=found["margin"],
-        parity=found["parity"],
-        rounding=found["parity"],
-        paired=found["paired"],
+        margin=known["margin"],
+        parity=known["parity"],
+        rounding=known["parity"],
+        paired=known["paired"],
     )

@@ -104,7 +104,7 @@ def watch_utilization(*, interval: float = 0.25) -> Iterator[Utilization]:
     """
     if interval <= 0:
         raise ValueError(f"samples need an interval above 0 s, not {interval}")
-    found, gpus, threads = Utilization(), _Gpus(), _Threads(interval)
+    used, gpus, threads = Utilization(), _Gpus(), _Threads(interval)
     done = threading.Event()
 
     def sample() -> None:
@@ -116,14 +116,14 @@ def watch_utilization(*, interval: float = 0.25) -> Iterator[Utilization]:
     threads.sample()
     sampler.start()
     try:
-        yield found
+        yield used
     finally:
         done.set()
         sampler.join()
         gpus.sample()
         threads.sample()
-        found.gpus, found.without = gpus.found(), gpus.without
-        found.seconds, found.threads = threads.seconds, threads.found(but=sampler.native_id)
+        used.gpus, used.without = gpus.figures(), gpus.without
+        used.seconds, used.threads = threads.seconds, threads.figures(but=sampler.native_id)
 
 
 class _Threads:
@@ -139,14 +139,14 @@ class _Threads:
         return self._samples[-1][0] - self._samples[0][0]
 
     def sample(self) -> None:
-        own = {thread.native_id: thread.name for thread in threading.enumerate()}
+        by_number = {thread.native_id: thread.name for thread in threading.enumerate()}
         used = _cpu_seconds()
         self._samples.append((time.perf_counter(), used))
         for number in used:
-            if number in own or number not in self._names:
-                self._names[number] = own.get(number) or _system_name(number)
+            if number in by_number or number not in self._names:
+                self._names[number] = by_number.get(number) or _system_name(number)
 
-    def found(self, *, but: int | None) -> tuple[Thread, ...]:
+    def figures(self, *, but: int | None) -> tuple[Thread, ...]:
         """The threads that a sample met after the first, without the one that sampled."""
         total, most = defaultdict(float), defaultdict(float)
         for (begin, before), (_, after) in pairwise(self._samples):
@@ -172,13 +172,13 @@ def _cpu_seconds() -> dict[int, tuple[float, float]]:
         threads = psutil.Process().threads()
         now = time.perf_counter()
         return {one.id: (now, one.user_time + one.system_time) for one in threads}
-    found = {}
+    seconds = {}
     for number in map(int, os.listdir("/proc/self/task")):
         # The thread's own clock, numbered as Linux's posix-timers.h does. Reading a thread's file
         # waits for the interpreter's lock: beside a busy thread, up to a second for all of them.
         with suppress(OSError):  # it has ended
-            found[number] = (time.perf_counter(), time.clock_gettime(~number << 3 | 0b110))
-    return found
+            seconds[number] = (time.perf_counter(), time.clock_gettime(~number << 3 | 0b110))
+    return seconds
 
 
 def _system_name(number: int) -> str:
@@ -216,13 +216,13 @@ class _Gpus:
             with suppress(self._nvml.NVMLError):  # a part of a GPU (MIG) is not told to be busy
                 self._busy[number].append(self._nvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
 
-    def found(self) -> tuple[Gpu, ...]:
+    def figures(self) -> tuple[Gpu, ...]:
         """Each GPU's figures. Ends the use of NVML."""
-        found = []
+        figures = []
         for number, gpu in enumerate(self._gpus):
             used = [memory.used for memory in self._memory[number]]
             busy = [percent / 100 for percent in self._busy[number]]
-            found.append(
+            figures.append(
                 Gpu(
                     f"{number} {self._nvml.nvmlDeviceGetName(gpu)}",
                     fmean(busy) if busy else None,
@@ -235,7 +235,7 @@ class _Gpus:
             )
         if self._gpus:
             self._nvml.nvmlShutdown()
-        return tuple(found)
+        return tuple(figures)
 
 
 def main() -> None:
@@ -253,10 +253,10 @@ def main() -> None:
     if not known:
         raise SystemExit(f"{what}: there is no such program")
     try:
-        with watch_utilization() as found:
+        with watch_utilization() as used:
             run(what, run_name="__main__")
     finally:
-        print(f"\n{found}")
+        print(f"\n{used}")
 
 
 if __name__ == "__main__":

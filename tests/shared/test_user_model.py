@@ -30,7 +30,7 @@ def test_it_is_known_by_its_functions(tmp_path):
 
 
 def test_a_name_of_the_suite_s_is_another_task(tmp_path):
-    assert user_model.look(file(tmp_path, MODEL + BATCH, "photos.py")).name == "own_photos"
+    assert user_model.look(file(tmp_path, MODEL + BATCH, "photos.py")).name == "user_photos"
     assert user_model.look(file(tmp_path, MODEL + BATCH, "my net-2.py")).name == "my_net_2"
 
 
