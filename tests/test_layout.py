@@ -572,6 +572,27 @@ def path_faults(root: Path) -> Iterator[str]:
                 yield f"{place_of(path, root)}:{number}: {line.strip()[:60]}"
 
 
+def faults_of_tests(root: Path) -> Iterator[str]:
+    """Tests import no framework, helpers are twins, and saved arrays are small."""
+    for path in sorted((root / "tests").glob("*/test_*.py")):
+        text = path.read_text("utf-8")
+        if re.search(r"^FRAMEWORKS = ", text, re.MULTILINE):
+            names = {name.partition(".")[0] for name in _imported(text, ("tests",))}
+            for name in sorted(names & (FRAMEWORKS | set(SIDES))):
+                yield f"{place_of(path, root)} imports {name}"
+    for path in sorted((root / "tests").glob("*/pt_*.py")):
+        twin = path.with_name(path.name.replace("pt_", "tf_", 1))
+        pt, tf = (public_functions(side) if twin.is_file() else {} for side in (path, twin))
+        for name in sorted(pt.keys() & tf.keys()):
+            if signature(pt[name]) != signature(tf[name]):
+                yield f"{place_of(path, root)}: {name} differs from its twin"
+    for path in sorted((root / "tests").glob("*/arrays/*.npz")):
+        if path.stat().st_size > MOST_BYTES_OF_ARRAYS:
+            yield f"{place_of(path, root)} has {path.stat().st_size} bytes"
+        if not (path.parent.parent / f"{path.stem}.py").is_file():
+            yield f"{place_of(path, root)} belongs to no test"
+
+
 def text_files(root: Path) -> list[Path]:
     suffixes = {".py", ".md", ".toml", ".txt", ".yaml", ".j2"}
     return [
@@ -588,7 +609,7 @@ CHECKS = {
         *(missing_places, stray_files, family_faults, mirror_faults, setting_faults),
         *(boundary_faults, coupling_faults, circles, arrow_faults, docstring_faults),
         *(copying_faults, tier_faults, runtime_faults, size_faults, import_time_faults),
-        *(name_faults, vague_names, path_faults),
+        *(name_faults, vague_names, path_faults, faults_of_tests),
     )
 }
 
@@ -759,6 +780,21 @@ def test_a_vague_name_may_live_for_three_lines(tree):
     short = "found = 1\n\nprint(found)\nfound = 2\nprint([each for each in [found]])\n"
     (tree / SPECS).write_text(short)
     assert list(vague_names(tree)) == []
+
+
+def test_what_a_test_file_must_not_have_is_named(tree):
+    folder = tree / "tests" / "compression"
+    (folder / "test_pruning.py").write_text('FRAMEWORKS = ("pt",)\nimport torch\n')
+    (folder / "pt_pruning.py").write_text("def linear(width):\n    pass\n")
+    (folder / "tf_pruning.py").write_text("def linear(units):\n    pass\n")
+    (folder / "arrays").mkdir()
+    (folder / "arrays" / "test_gone.npz").write_bytes(bytes(100_001))
+    assert list(faults_of_tests(tree)) == [
+        "tests/compression/test_pruning.py imports torch",
+        "tests/compression/pt_pruning.py: linear differs from its twin",
+        "tests/compression/arrays/test_gone.npz has 100001 bytes",
+        "tests/compression/arrays/test_gone.npz belongs to no test",
+    ]
 
 
 UNSUPPORTED = 'UNSUPPORTED = {"tf": {"%s": "no means"}}\n'
