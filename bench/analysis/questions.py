@@ -342,15 +342,15 @@ def _seems_better(goal: Goal, row: Row) -> bool:
 
 # What addresses a bottleneck ----------------------------------------------------------------------
 
-# Bottleneck -> the goal and the kind of work whose rows count. Which techniques do something about
+# Bottleneck -> the goal and the kinds of work whose rows count. Which techniques do something about
 # it, each benchmark file says of its own.
 REMEDIES = {
-    "input": ("throughput", INPUT),
-    "overhead": ("train-speed", TRAIN),
-    "arithmetic": ("train-speed", TRAIN),
-    "memory bandwidth": ("train-speed", TRAIN),
-    "memory size": ("memory", TRAIN),
-    "communication": ("throughput", DEVICES),
+    "input": ("throughput", (INPUT,)),
+    "overhead": ("train-speed", (TRAIN, UPDATE)),
+    "arithmetic": ("train-speed", (TRAIN, UPDATE)),
+    "memory bandwidth": ("train-speed", (TRAIN, UPDATE)),
+    "memory size": ("memory", (TRAIN,)),
+    "communication": ("throughput", (DEVICES,)),
 }
 
 
@@ -373,10 +373,10 @@ def remedies(record: Record, framework: str, bottleneck: str) -> list[Remedy]:
 
     A row of a technique is the best one for each piece of work.
     """
-    name, kind = REMEDIES[bottleneck]
+    name, kinds = REMEDIES[bottleneck]
     best: dict[tuple[str, str], Remedy] = {}
     for work in works(record):
-        ranking = rank(work, GOALS[name], framework=framework) if work.kind == kind else None
+        ranking = rank(work, GOALS[name], framework=framework) if work.kind in kinds else None
         for row in ranking.gaining if ranking else ():
             if bottleneck in (row.case.remedies or ()) and row.ratios[ranking.goal.figure].bounds:
                 key = (row.case.technique, work.title)

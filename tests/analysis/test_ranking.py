@@ -592,12 +592,14 @@ def test_the_best_row_of_each_technique_that_addresses_a_bottleneck():
     run = fast(
         row(time=(0.9, 0.88, 0.92)),
         row(variant="better", time=GAIN),
-        row("optimizer_implementations", time=MORE),  # its step is the update alone
+        row("optimizer_implementations", time=MORE),
         row("memory_format", time=(0.1, 0.09, 0.11)),  # no remedy for this bottleneck
         row("stacking", time=(0.7, 0.68, 0.72)),
         row("mixed_precision", time=MORE, accuracy=LOST),
     )
-    assert left(run) == [("compilation", 0.6), ("stacking", 0.7)]
+    expected = [("optimizer_implementations", 0.5), ("compilation", 0.6), ("stacking", 0.7)]
+    assert left(run) == expected
+    assert remedies(run, "pt", "overhead")[0].work.title.endswith("optimizer's update")
     assert left(run, framework="tf") == []
     assert left(fast(row(time=(0.9,)))) == left(fast(row(time=NOTHING))) == []
 

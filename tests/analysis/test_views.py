@@ -196,11 +196,11 @@ def test_try_s_answer_is_choose_s_and_its_code_that_of_the_best_row(path):
 @EACH
 def test_diagnose_names_rows_that_gain_in_the_ranking_with_the_same_figure(path):
     for bottleneck, framework in product(REMEDIES, FRAMEWORKS):
-        goal, kind = REMEDIES[bottleneck]
+        goal, kinds = REMEDIES[bottleneck]
         gaining = {
             gained.case.id: (ranking, gained)
             for work in works_of(path)
-            if work.kind == kind and (ranking := rank(work, GOALS[goal], framework=framework))
+            if work.kind in kinds and (ranking := rank(work, GOALS[goal], framework=framework))
             for gained in ranking.gaining
             if bottleneck in gained.case.remedies and not ranking.aim.provisional
         }

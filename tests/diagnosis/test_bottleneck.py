@@ -11,12 +11,13 @@ from types import SimpleNamespace
 import pytest
 
 from bench import diagnose as command
-from bench.analysis.reading import load
-from bench.analysis.remedies import REMEDIES, remedies
+from bench.analysis.questions import REMEDIES, remedies
+from bench.analysis.table import TIME
 from bench.harness.schedule import techniques
+from bench.record import encode, load
 from shared.bottlenecks import BOTTLENECKS, diagnose
 from shared.profiles import Breakdown, Operator
-from tests.report.test_report import record as made_up_record
+from tests.records import whole_run
 from tests.workers import ROOT, parent
 
 RECORD = ROOT / "docs"
@@ -119,24 +120,22 @@ def test_a_quick_run_does_not_hide_what_the_published_one_shows(tmp_path, monkey
     (latest := tmp_path / "results" / "latest").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     for effort, found in (("quick", "docs"), ("default", "results/latest")):
-        (latest / "results.json").write_text(json.dumps(made_up_record(effort)))
+        (latest / "results.json").write_bytes(encode(whole_run(effort)))
         assert list(command.newest()) == [found]
 
 
 @pytest.mark.parametrize("framework", ["pt", "tf"])
 def test_remedies_are_rows_that_gained(framework):
     record = load(RECORD)
-    comparisons = {
-        (c["ratio"], *c["ci"]) for c in record["comparisons"] if c["kind"] == "baseline" and c["ci"]
-    }
+    compared = {(c.ratio, c.ci) for c in record.comparisons if c.kind == "baseline" and c.ci}
     found = remedies(record, framework, "overhead")
     assert found
     for one in found:
-        assert "overhead" in techniques()[one.technique].remedies
-        assert one.left < 1
-        assert one.ci is None or one.ci[1] < 1
-        assert one.ci is None or (one.left, *one.ci) in comparisons
-    assert [one.left for one in found] == sorted(one.left for one in found)
+        assert "overhead" in techniques()[one.row.case.technique].remedies
+        assert one.goal.figure == TIME
+        assert (one.gain.value, one.gain.bounds) in compared
+        assert one.gain.high < 1
+    assert [one.gain.value for one in found] == sorted(one.gain.value for one in found)
 
 
 def test_every_bottleneck_has_techniques_that_exist():
