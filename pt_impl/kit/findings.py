@@ -100,6 +100,24 @@ def nonfinite(values: Tensor | None) -> str:
     return f"{' and '.join(parts)} of {values.numel()} values" if parts else ""
 
 
+def check_checkpoints(value: Tensor) -> None:
+    """Raise NotImplementedError where `torch.autograd.grad` of it would find no gradient inside.
+
+    So it is with torch's reentrant checkpoint, whose own graph hides its parameters.
+    """
+    seen, left = set(), [value.grad_fn]
+    while left:
+        node = left.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            if "CheckpointFunctionBackward" in node.name():
+                raise NotImplementedError(
+                    "the model has a reentrant checkpoint, inside of which torch.autograd.grad"
+                    " finds nothing: give torch.utils.checkpoint use_reentrant=False"
+                )
+            left += [other for other, _ in node.next_functions]
+
+
 def many(count: int, what: str) -> str:
     """Return a number of things, in words: "1 batch", "2 batches"."""
     plural = what + ("es" if what.endswith("ch") else "s")

@@ -20,6 +20,10 @@ from torch.utils._pytree import tree_unflatten  # torch has no public one
 
 _NAMESPACES = ("aten", "quantized_decomposed", "torchao")
 _FILES = ("from_file", "save")  # operators of ATen that read and write files
+_FORMATS = {
+    str(value).removeprefix("torch."): value
+    for value in (torch.contiguous_format, torch.preserve_format, torch.channels_last)
+}
 _ARITHMETIC = ("getitem", "add", "sub", "mul", "floordiv", "mod", "neg", "eq", "ge", "le")
 
 
@@ -33,9 +37,11 @@ def save(program: fx.GraphModule, path) -> Path:
     nodes, tensors, places = [], [], {}
 
     def plain(value):
-        """Arguments, in which "%3" stands for what the node of number 3 gives."""
+        """Arguments; "%3" stands for what node 3 gives, "@contiguous_format" for the format."""
         if isinstance(value, (list, tuple)):
             return [plain(part) for part in value]
+        if isinstance(value, torch.memory_format):
+            return f"@{value}".replace("torch.", "")
         return f"%{places[value]}" if isinstance(value, fx.Node) else value
 
     for node in program.graph.nodes:
@@ -54,11 +60,11 @@ def save(program: fx.GraphModule, path) -> Path:
         nodes.append([kind, arguments, {key: plain(value) for key, value in node.kwargs.items()}])
         places[node] = len(places)
     names = list(_names(program))
-    torch.save({"nodes": nodes, "tensors": tensors, "names": names}, path)
     try:
+        torch.save({"nodes": nodes, "tensors": tensors, "names": names}, path)
         load(path)
-    except ValueError as error:
-        Path(path).unlink()
+    except (TypeError, pickle.PicklingError, ValueError) as error:
+        Path(path).unlink(missing_ok=True)
         raise NotImplementedError(f"the graph cannot be written: {error}") from error
     return Path(path)
 
@@ -141,6 +147,8 @@ def _graph(nodes: list, tensors: list, names: list) -> fx.GraphModule:
             return [real(part) for part in value]
         if isinstance(value, str) and value.startswith("%"):
             return made[int(value[1:])]
+        if isinstance(value, str) and value.startswith("@"):
+            return _FORMATS[value[1:]]
         return value
 
     inputs = iter(names)

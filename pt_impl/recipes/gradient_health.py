@@ -21,7 +21,7 @@ right at the start does not say that they stay so.
 
 Run it alone: `python -m pt_impl.recipes.gradient_health` shows 30 layers, plain and residual.
 
-Copy with it: `pt_impl/kit/calling.py`.
+Copy with it: `pt_impl/kit/calling.py`, `pt_impl/kit/findings.py`.
 """
 
 import math
@@ -31,6 +31,7 @@ import torch
 from torch import nn
 
 from pt_impl.kit.calling import call, tensors, unchanged
+from pt_impl.kit.findings import check_checkpoints
 
 
 def gradient_norms(model: nn.Module, loss_fn: Callable, x, y) -> dict[str, float]:
@@ -43,12 +44,15 @@ def gradient_norms(model: nn.Module, loss_fn: Callable, x, y) -> dict[str, float
     Args:
         model, x: a tuple is the model's arguments, a mapping its keywords, all else its one input.
         loss_fn: `loss_fn(output, y)`.
+
+    Raises NotImplementedError for a reentrant checkpoint in the model.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     with unchanged(model):
         output = call(model, x)
         outputs = [tensor for tensor in tensors(output) if tensor.requires_grad]
         loss = loss_fn(output, y)
+        check_checkpoints(loss)
         wanted = [*trained.values(), *outputs]
         gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
     layers = [name.rpartition(".")[0] or name for name in trained]

@@ -50,7 +50,8 @@ def check_loss(model: nn.Module, loss: Callable, x, y, *, strict: bool = False) 
         strict: raise ValueError with the report, if anything was found.
 
     Raises:
-        ValueError: the model's output is more than one tensor.
+        ValueError: the model's output is more than one tensor, or the loss reads more of it than
+            its logits.
     """
     outputs = _outputs(model, x)
     outputs, loss, y = _classes_last(outputs, _of_logits(loss, outputs, y), y)
@@ -222,9 +223,19 @@ def _of_logits(loss: Callable, outputs: Tensor, y) -> Callable:
     try:
         with torch.no_grad():
             loss(outputs, y)
-    except (AttributeError, IndexError):  # of `output.logits`, of `output["logits"]`
-        return lambda logits, y: loss(_Output(logits=logits), y)
-    return loss
+    except (AttributeError, LookupError, TypeError):  # of `output.logits`, of `output["logits"]`
+        pass
+    else:
+        return loss
+    try:
+        with torch.no_grad():
+            loss(_Output(logits=outputs), y)
+    except (AttributeError, LookupError) as error:
+        raise ValueError(
+            "the loss reads more of the model's output than logits, such as a loss that"
+            " the model computes: give one of logits"
+        ) from error
+    return lambda logits, y: loss(_Output(logits=logits), y)
 
 
 def _outputs(model: nn.Module, x) -> Tensor:

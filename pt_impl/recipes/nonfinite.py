@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from pt_impl.kit.calling import call, unchanged
-from pt_impl.kit.findings import Report, leaves, nonfinite, values_of
+from pt_impl.kit.findings import Report, check_checkpoints, leaves, nonfinite, values_of
 
 
 def find_nonfinite(
@@ -49,10 +49,13 @@ def find_nonfinite(
         loss: `loss(output, y)`.
         batch: its number, for the report.
         strict: raise ValueError with the report, if anything was found.
+
+    Raises NotImplementedError for a reentrant checkpoint in the model.
     """
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     with _watched(model) as layers, unchanged(model), torch.enable_grad():
         value = loss(call(model, x), y).mean()
+        check_checkpoints(value)
         wanted = [parameter for _, parameter in trained]
         gradients = torch.autograd.grad(value, wanted, allow_unused=True) if wanted else ()
     value = value.item()

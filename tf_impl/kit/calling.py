@@ -52,26 +52,6 @@ def infer(model: tf.keras.Model, x):
         return call(model, x)
 
 
-def stateless_call(model: tf.keras.Model, trained: list, state: list, x) -> tuple:
-    """Return what `model.stateless_call(trained, state, x, training=True)` does, and its losses.
-
-    What a layer assigns to its state and then reads is a constant to the gradient, as it is in a
-    variable: Keras's own hands back the tensor that was assigned.
-    """
-
-    class Scope(tf.keras.StatelessScope):
-        def add_update(self, update):
-            variable, value = update
-            super().add_update((variable, tf.stop_gradient(value)))
-
-    own = [*model.trainable_variables, *model.non_trainable_variables]
-    with Scope(list(zip(own, [*trained, *state], strict=True)), collect_losses=True) as scope:
-        output = call(model, x, training=True)
-        losses = model.losses
-    changed = [scope.get_current_value(variable) for variable in model.non_trainable_variables]
-    return output, changed, losses
-
-
 @contextmanager
 def unchanged(model: tf.keras.Model) -> Iterator[None]:
     """Let a model run inside; its variables and the global generator are then as before."""

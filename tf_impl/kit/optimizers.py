@@ -143,3 +143,25 @@ def check_tensor_parallel(model, optimizer) -> None:
 def _scales(optimizer) -> bool:
     scales = isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer)
     return bool(scales or getattr(optimizer, "loss_scale_factor", None))
+
+
+def stateless_call(model: tf.keras.Model, trained: list, state: list, given: tuple) -> tuple:
+    """Return what `model.stateless_call(trained, state, ..., training=True)` does, and its losses.
+
+    given: the positional and the named arguments of the call.
+
+    What a layer assigns to its state and then reads is a constant to the gradient, as it is in a
+    variable: Keras's own hands back the tensor that was assigned.
+    """
+
+    class Scope(tf.keras.StatelessScope):
+        def add_update(self, update):
+            variable, value = update
+            super().add_update((variable, tf.stop_gradient(value)))
+
+    own = [*model.trainable_variables, *model.non_trainable_variables]
+    with Scope(list(zip(own, [*trained, *state], strict=True)), collect_losses=True) as scope:
+        output = model(*given[0], **given[1], training=True)
+        losses = model.losses
+    changed = [scope.get_current_value(variable) for variable in model.non_trainable_variables]
+    return output, changed, losses

@@ -36,8 +36,14 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from shared.pairs import check_pair, match_pairs
-from tf_impl.kit.calling import stateless_call
-from tf_impl.kit.optimizers import check_dense, check_keras, check_tensor_parallel, copy_optimizer
+from tf_impl.kit.calling import call_arguments
+from tf_impl.kit.optimizers import (
+    check_dense,
+    check_keras,
+    check_tensor_parallel,
+    copy_optimizer,
+    stateless_call,
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,8 @@ class Split:
 
     def outputs(self, x) -> tuple:
         """What the model gives for x in training, its state afterwards, and its own losses."""
-        return stateless_call(self.model, self.trained, self.state, x)
+        given = call_arguments(self.model, x)
+        return stateless_call(self.model, self.trained, self.state, given)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All weights, whole, by their paths in the model."""

@@ -48,7 +48,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tf_impl.kit.calling import add_own_losses, call, to_float32
-from tf_impl.kit.checks.stacking import check_compiled, check_stacking
+from tf_impl.kit.checks.stacking import check_stacking
 from tf_impl.train_step.activation_checkpointing import apply_checkpointing
 from tf_impl.train_step.compilation import compile_function
 from tf_impl.train_step.gradient_accumulation import GradientAccumulator
@@ -113,13 +113,12 @@ def make_train_step(
     Raises:
         As the techniques, before anything is changed.
     """
-    check_compiled(model, compiled)
     accumulator = GradientAccumulator(model, micro_batches=micro_batches)
     clipper = GradientClipper(model, max_norm=max_norm)
     scaler = LossScaler(model, enabled=dtype == "float16")
     precision = MixedPrecision(model, dtype=dtype, keep_fp32=keep_fp32)
     optimizer, variables = scaler.wrap(optimizer), model.trainable_variables
-    _build(optimizer, variables)
+    _build(model, optimizer, compiled)
 
     def gradients_of(x, y, share):
         with tf.GradientTape() as tape:
@@ -144,11 +143,11 @@ def make_train_step(
     return step
 
 
-def _build(optimizer: tf.keras.optimizers.Optimizer, variables: list) -> None:
+def _build(model: tf.keras.Model, optimizer: tf.keras.optimizers.Optimizer, compiled: bool) -> None:
     """Make the optimizer's variables, which XLA would not."""
-    check_stacking(optimizer)
+    check_stacking(model, optimizer, compiled=compiled)
     if not getattr(optimizer, "built", False):
-        optimizer.build(variables)
+        optimizer.build(model.trainable_variables)
 
 
 def main() -> None:
