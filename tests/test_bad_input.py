@@ -30,12 +30,12 @@ from bench import __main__ as twinbench
 from bench import choose, claims, compare, conftest, diagnose, priorities, resume
 from bench.harness import state
 from bench.ladders import command as ladder
-from bench.network import hosts, projection
+from bench.network import command as network
+from bench.record import encode
 from bench.report import command as report
-from bench.validation import command
+from bench.validation import command as validate
 from shared import conversion, parallel, runtimes, shards, teacher
-from tests import workers
-from tests.analysis.planted import planted
+from tests import records, workers
 
 
 def examples(count: int) -> settings:
@@ -67,7 +67,7 @@ def called(main: Callable, *arguments: object) -> tuple[int, str, str]:
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace") for _ in range(2))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            status = main([str(each) for each in arguments])
+            status = main(list(map(str, arguments)))
         except SystemExit as end:
             status = end.code
     texts = []
@@ -110,16 +110,14 @@ def whole_or_refused(main: Callable, *arguments: object) -> None:
 
 def in_one_line(error: Exception, begin: object = "") -> None:
     """The error is one line, which begins with the place that it is about."""
-    said = str(error)
-    assert said.startswith(str(begin))
-    assert len(said.splitlines()) == 1
+    assert str(error).startswith(str(begin))
+    assert len(str(error).splitlines()) == 1
 
 
 @st.composite
 def changed(draw, whole):
     """A JSON value of which one place is another value, or gone."""
-    found = copy.deepcopy(whole)
-    place = found
+    place = result = copy.deepcopy(whole)
     while True:
         keys = sorted(place) if isinstance(place, dict) else range(len(place))
         key = draw(st.sampled_from(list(keys)))
@@ -131,7 +129,7 @@ def changed(draw, whole):
         place[key] = draw(JUNK)
     else:
         del place[key]
-    return found
+    return result
 
 
 @st.composite
@@ -146,54 +144,71 @@ def damaged(draw, text: bytes):
     return text + text if kind == "doubled" else draw(st.binary(max_size=200))
 
 
-# Records -----------------------------------------------------------------------------------------
+# What was published: records, climbs, claims, sweeps ----------------------------------------------
 
+DOCS = diagnose.DOCS
 EFFECT = {"time": (0.8, 0.78, 0.82), "accuracy": (0.1, -0.2, 0.3), "memory": 0.9}
 EFFECT |= {"seeds": [97.1, 97.2, 97.0, 97.3]}
 ROWS = [
     {"technique": "mixed_precision", "variant": "bf16", "framework": name} | EFFECT
     for name in ("pt", "tf")
 ]
-RECORD = planted(*ROWS)
-TEXT = json.dumps(RECORD).encode()
+TEXT = encode(records.planted(*ROWS))  # of results.json, which is in the folder of each command
+CLIMB = json.loads((DOCS / "ladders/domain_adaptation/ladder.json").read_text("utf-8"))
+CLIMB["runs"] = [run for run in CLIMB["runs"] if run["framework"] == "pt" and run["block"] == 0]
+LEDGER = {"claims": json.loads(claims.LEDGER.read_text("utf-8"))["claims"][:4]}
+SWEEPS = json.loads((DOCS / "across_hosts" / "pt.json").read_text("utf-8"))
+
 READERS = {
-    "choose": (choose.main, lambda path: [path]),
-    "choose all": (choose.main, lambda path: [path, "--all", "--goal", "train-speed"]),
-    "compare": (compare.main, lambda path: [path, path]),
-    "claims": (claims.main, lambda path: [path]),
-    "claims json": (claims.main, lambda path: [path, "--json"]),
-    "priorities": (priorities.main, lambda path: [path]),
-    "report": (report.main, lambda path: [path, "--format", "terminal"]),
-    "simulate": (command.main, lambda path: ["simulate", path]),
-    "replay": (command.main, lambda path: ["replay", path]),
+    "choose": (choose.main, ["results.json"]),
+    "choose all": (choose.main, ["results.json", "--all", "--goal", "train-speed"]),
+    "compare": (compare.main, ["results.json", "results.json"]),
+    "claims": (claims.main, ["results.json"]),
+    "claims json": (claims.main, ["results.json", "--json"]),
+    "priorities": (priorities.main, ["results.json"]),
+    "report": (report.main, ["results.json", "--format", "terminal"]),
+    "simulate": (validate.main, ["simulate", "results.json"]),
+    "replay": (validate.main, ["replay", "results.json"]),
 }
-readers = st.sampled_from(sorted(READERS))
+OTHERS = {
+    "ladder": ("ladder.json", CLIMB, ladder.main, ["--show", "."]),
+    "ledger": ("claims.json", LEDGER, claims.main, ["results.json", "--ledger", "claims.json"]),
+    "sweeps": ("sweeps.json", SWEEPS, network.main, ["projection", "sweeps.json"]),
+}
+FILES = {name: ("results.json", json.loads(TEXT), *READERS[name]) for name in READERS} | OTHERS
+
+GROUPS = {"records": list(READERS)} | {name: [name] for name in OTHERS}
 
 
-def read(name: str, path: Path, check: Callable) -> None:
-    main, arguments = READERS[name]
-    check(main, *arguments(path))
-
-
-@examples(120)
-@given(readers, changed(RECORD))
-def test_a_changed_record_gives_a_whole_answer_or_one_line(name, record):
+def read(name: str, content: bytes) -> None:
+    """The command that reads this file answers whole, or refuses it in one line."""
+    file, _, main, arguments = FILES[name]
     with folder():
-        Path("results.json").write_text(json.dumps(record))
-        read(name, Path("results.json"), whole_or_refused)
+        Path("results.json").write_bytes(TEXT)
+        Path(file).write_bytes(content)
+        whole_or_refused(main, *arguments)
 
 
-@examples(60)
-@given(readers, damaged(TEXT))
-def test_a_damaged_record_gives_a_whole_answer_or_one_line(name, text):
-    with folder():
-        Path("results.json").write_bytes(text)
-        read(name, Path("results.json"), whole_or_refused)
+@pytest.mark.parametrize("names", GROUPS.values(), ids=GROUPS)
+@examples(100)
+@given(st.data())
+def test_a_changed_file_gives_a_whole_answer_or_one_line(names, data):
+    name = data.draw(st.sampled_from(names))
+    read(name, json.dumps(data.draw(changed(FILES[name][1]))).encode())
+
+
+@pytest.mark.parametrize("names", GROUPS.values(), ids=GROUPS)
+@many
+@given(st.data())
+def test_a_damaged_file_gives_a_whole_answer_or_one_line(names, data):
+    name = data.draw(st.sampled_from(names))
+    read(name, data.draw(damaged(json.dumps(FILES[name][1]).encode())))
 
 
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("kind", ["nothing", "folder", "pickle", "link to itself"])
 def test_what_is_no_record_is_refused(name, kind):
+    main, arguments = READERS[name]
     with folder() as here:
         path = Path("results.json")
         if kind == "folder":
@@ -202,7 +217,7 @@ def test_what_is_no_record_is_refused(name, kind):
             path.write_bytes(payload())
         elif kind == "link to itself":
             path.symlink_to(path)
-        read(name, path, refused)
+        refused(main, *arguments)
         assert not (here / EXECUTED).exists()
 
 
@@ -216,49 +231,7 @@ def payload() -> bytes:
     return pickle.dumps(Payload())
 
 
-# Ladders -----------------------------------------------------------------------------------------
-
-CLIMB = json.loads((diagnose.DOCS / "ladders/domain_adaptation/ladder.json").read_text("utf-8"))
-CLIMB["runs"] = [run for run in CLIMB["runs"] if run["framework"] == "pt" and run["block"] == 0]
-
-
-@examples(150)
-@given(changed(CLIMB))
-def test_a_changed_climb_gives_a_whole_answer_or_one_line(record):
-    with folder():
-        Path("ladder.json").write_text(json.dumps(record))
-        whole_or_refused(ladder.main, "--show", ".")
-
-
-@examples(40)
-@given(damaged(json.dumps(CLIMB).encode()))
-def test_a_damaged_climb_gives_a_whole_answer_or_one_line(text):
-    with folder():
-        Path("ladder.json").write_bytes(text)
-        whole_or_refused(ladder.main, "--show", ".")
-
-
-# Claims ------------------------------------------------------------------------------------------
-
-LEDGER = {"claims": json.loads(claims.LEDGER.read_text("utf-8"))["claims"][:4]}
-
-
-@examples(80)
-@given(changed(LEDGER))
-def test_a_changed_ledger_gives_a_whole_answer_or_one_line(ledger):
-    with folder():
-        Path("results.json").write_bytes(TEXT)
-        Path("claims.json").write_text(json.dumps(ledger))
-        whole_or_refused(claims.main, "results.json", "--ledger", "claims.json")
-
-
-@many
-@given(damaged(json.dumps(LEDGER).encode()))
-def test_a_damaged_ledger_gives_a_whole_answer_or_one_line(text):
-    with folder():
-        Path("results.json").write_bytes(TEXT)
-        Path("claims.json").write_bytes(text)
-        whole_or_refused(claims.main, "results.json", "--ledger", "claims.json")
+# Commands ----------------------------------------------------------------------------------------
 
 
 def test_no_command_shows_them_all(capsys, monkeypatch):
@@ -290,6 +263,7 @@ def _reads(kind: type, text: str) -> bool:
     return True
 
 
+HOSTS = ["hosts", "true"]
 OPTIONS = {
     "goal": (choose.main, ["results.json"], "--goal", no_number),
     "task": (choose.main, ["results.json"], "--task", no_number.filter(bool)),
@@ -302,16 +276,16 @@ OPTIONS = {
     "batch size": (diagnose.main, ["digits-cnn"], "--batch-size", no_count),
     "batch size of a file": (diagnose.main, ["mine.py"], "--batch-size", st.just("8")),
     "profiled steps": (diagnose.main, ["digits-cnn"], "--steps", st.sampled_from(["0", "3"])),
-    "pairs": (command.main, ["measure"], "--pairs", no_count),
-    "minutes": (command.main, ["measure"], "--minutes", no_amount),
-    "framework": (command.main, ["measure"], "--framework", no_number),
-    "workloads": (command.main, ["measure"], "--workloads", no_number),
-    "resume": (command.main, ["measure"], "--resume", no_number.filter(bool)),
-    "hosts": (hosts.main, ["true"], "--hosts", st.one_of(no_count, st.sampled_from(["65"]))),
-    "latency": (hosts.main, ["true"], "--latency", st.sampled_from(["5", "-5ms", "9" * 400 + "s"])),
-    "bandwidth": (hosts.main, ["true"], "--bandwidth", st.sampled_from(["fast", "1mb", "-1mbit"])),
-    "seconds": (hosts.main, ["true"], "--seconds", no_amount),
-    "compute": (projection.main, ["show", "x"], "--compute", st.sampled_from(["1", "", "1h"])),
+    "pairs": (validate.main, ["measure"], "--pairs", no_count),
+    "minutes": (validate.main, ["measure"], "--minutes", no_amount),
+    "framework": (validate.main, ["measure"], "--framework", no_number),
+    "workloads": (validate.main, ["measure"], "--workloads", no_number),
+    "resume": (validate.main, ["measure"], "--resume", no_number.filter(bool)),
+    "hosts": (network.main, HOSTS, "--hosts", st.one_of(no_count, st.just("65"))),
+    "latency": (network.main, HOSTS, "--latency", st.sampled_from(["5", "-5ms", "9" * 400 + "s"])),
+    "bandwidth": (network.main, HOSTS, "--bandwidth", st.sampled_from(["fast", "1mb", "-1mbit"])),
+    "seconds": (network.main, HOSTS, "--seconds", no_amount),
+    "compute": (network.main, ["projection", "x"], "--compute", st.sampled_from(["1", "", "1h"])),
 }
 
 
@@ -328,8 +302,8 @@ def test_an_option_that_makes_no_sense_is_one_line(data, name):
 def test_a_folder_that_can_not_be_written_is_one_line():
     with folder():
         Path("results.json").write_bytes(TEXT)
-        said = refused(twinbench.main, "validate", "measure", "--results", "results.json/in it")
-    assert said.endswith("results.json/in it: Not a directory")
+        reason = refused(twinbench.main, "validate", "measure", "--results", "results.json/in it")
+    assert reason.endswith("results.json/in it: Not a directory")
 
 
 RUN_OPTIONS = {
@@ -376,30 +350,39 @@ def test_a_time_without_end_is_none_to_wait(value):
 
 # What a run left ---------------------------------------------------------------------------------
 
-LEFT = {
+STATE = {
     "state_version": state.VERSION,
     "asked": {"options": {"--effort": "quick"}, "selected": ["x"]},
     "process": {"id": 1, "started": 0.0},
     "code": "0",
-    "top": {"started": RECORD["started"]},
-    "cases": ["x"],
-    "matches": [],
-    "passes": [],
-    "left": [],
-    "conditions": [],
-    "entries": {},
+    "command": "pytest bench/",
+    "effort": "quick",
+    "started": json.loads(TEXT)["started"],
+    "environment": {},
+    "cases": {"x": {}},
+    "matches": [["x"]],
+    "passes": [[0]],
+    "conditions": [{"match": 0, "block": 0}],
 }
 
 
+def test_a_whole_state_is_taken_up():
+    with folder() as here:
+        (here / "results.json").write_bytes(TEXT)
+        (here / "state.json").write_text(json.dumps(STATE))
+        assert resume.begun(here).asked({"--effort": None}) == {"--effort": "quick"}
+
+
 @examples(60)
-@given(st.one_of(changed(LEFT).map(json.dumps).map(str.encode), damaged(json.dumps(LEFT).encode())))
+@given(
+    st.one_of(changed(STATE).map(json.dumps).map(str.encode), damaged(json.dumps(STATE).encode()))
+)
 def test_a_state_that_is_none_is_one_line_or_is_taken_up(text):
     with folder() as here:
         (here / "results.json").write_bytes(TEXT)
         (here / "state.json").write_bytes(text)
         try:
-            found = resume.begun(here)
-            found.asked({"--effort": None})
+            resume.begun(here).asked({"--effort": None})
         except ValueError as error:
             in_one_line(error, str(here.resolve()))
 
@@ -450,22 +433,21 @@ def test_a_damaged_image_is_stored_or_named_and_no_shard_is_half_written(form, d
             assert out.startswith("2 images")
             assert len(written) == len(shards.SUFFIXES[form])
         else:
-            said = [line for line in err.splitlines() if "of 1 shards" not in line]
-            assert (status, out, len(said)) == (1, "", 1), err
-            assert said[0].startswith("twinbench shards: ")
-            assert "1.jpg" in said[0]
-            assert written == set()
+            (line,) = [line for line in err.splitlines() if "of 1 shards" not in line]
+            assert (status, out, written) == (1, "", set()), err
+            assert line.startswith("twinbench shards: ")
+            assert "1.jpg" in line
 
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory) -> dict[str, dict[str, bytes]]:
     """The files of two images as shards, by form."""
-    here, found = tmp_path_factory.mktemp("stored"), {}
+    here, files = tmp_path_factory.mktemp("stored"), {}
     source = images(here, jpeg(), jpeg())
     for form in shards.SUFFIXES:
         conversion.convert(source, here / form, form=form, workers=1)
-        found[form] = {p.name: p.read_bytes() for p in (here / form).glob("[!.]*")}
-    return found
+        files[form] = {p.name: p.read_bytes() for p in (here / form).glob("[!.]*")}
+    return files
 
 
 @examples(80)
@@ -478,8 +460,8 @@ def test_shards_that_are_not_what_was_written_are_refused_or_seen(stored, data, 
     else:
         files[name] = data.draw(damaged(files[name]))
     with folder() as here:
-        for each, content in files.items():
-            (here / each).write_bytes(content)
+        for place, content in files.items():
+            (here / place).write_bytes(content)
         try:
             opened = shards.open_shards(here, form)
             damage = [shard.damage() for shard in opened.shards]
@@ -501,7 +483,7 @@ def test_arrays_that_do_not_fit_are_refused_and_nothing_in_them_is_executed(stor
                 (here / name).write_bytes(content)
         whole = names[suffix].read_bytes()
         odd = np.array([[0.5, 1.0]]), np.arange(4), np.array([[1, 2, -3, 4]]), np.array(["x"])
-        other = st.sampled_from([npy(each) for each in odd] + [npy_pickle()])
+        other = st.sampled_from([*map(npy, odd), npy_pickle()])
         names[suffix].write_bytes(data.draw(st.one_of(damaged(whole), other)))
         try:
             pixels, entries = shards.map_arrays(names[".pixels.npy"], names[".index.npy"])
@@ -533,11 +515,11 @@ def test_weights_that_are_damaged_are_refused(data):
     with folder() as here:
         (here / "teacher.npz").write_bytes(data.draw(damaged(whole)))
         try:
-            found = teacher.load(here / "teacher.npz")
+            read = teacher.load(here / "teacher.npz")
         except ValueError as error:
             in_one_line(error, str(here))
         else:  # what was changed is no part of what is read
-            assert all(np.isfinite(array).all() for array in found.weights.values())
+            assert all(np.isfinite(array).all() for array in read.weights.values())
         assert not os.path.exists(EXECUTED)
 
 
@@ -564,16 +546,3 @@ def test_a_damaged_model_predicts_or_is_refused(data):
         except ValueError as error:
             in_one_line(error)
         assert sorted(path.name for path in here.iterdir()) == ["model.onnx"]
-
-
-# Sweeps of all-reduces ---------------------------------------------------------------------------
-
-SWEEPS = Path(__file__).parents[1] / "docs" / "across_hosts" / "pt.json"
-
-
-@examples(60)
-@given(changed(json.loads(SWEEPS.read_text("utf-8"))))
-def test_a_changed_record_of_sweeps_gives_a_whole_answer_or_one_line(record):
-    with folder():
-        Path("sweeps.json").write_text(json.dumps(record))
-        whole_or_refused(projection.main, "show", "sweeps.json")

@@ -208,7 +208,8 @@ def _simulate(given: argparse.Namespace) -> int:
 
 
 def _replay(given: argparse.Namespace) -> int:
-    replays = {path.resolve().name: replay.replay(load(path)) for path in given.path}
+    records = {path: load(path) for path in given.path}
+    replays = {path.resolve().name: replay.replay(record) for path, record in records.items()}
     replays = {name: designs for name, designs in replays.items() if designs.early.count}
     if not replays:
         raise ValueError(f"no record has comparisons of {LOOKS[1]} blocks or more")
