@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.record import encode, load
 from shared import cgroups
-from tests import workers
+from tests import records, workers
 from tests.harness import command_line
 from tests.harness.command_line import PLAIN
 from tests.network.namespaces import refusal, wait_until
-from tests.report.test_report import record
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(240)
@@ -106,12 +106,12 @@ def test_half_a_core_and_4_gib_measure_what_fits(small_container, tmp_path):
         text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    record = json.loads((tmp_path / "latest" / "results.json").read_text("utf-8"))
-    assert record["environment"]["threads"] == 1
+    record = load(tmp_path)
+    assert record.environment.threads == 1
     for framework in ("pt", "tf"):
-        cases = [case for case in record["cases"] if case["framework"] == framework]
-        assert any(case["status"] == "OK" and case["timing"] for case in cases)
-        assert all(case["status"] == "OK" or case["reason"] for case in cases)
+        cases = [case for case in record.cases if case.framework == framework]
+        assert any(case.status == "OK" and case.timing for case in cases)
+        assert all(case.status == "OK" or case.reason for case in cases)
 
 
 def test_no_home_is_written_to_and_nothing_is_left_in_the_temporary_folder(start, temporary):
@@ -126,7 +126,7 @@ def test_no_home_is_written_to_and_nothing_is_left_in_the_temporary_folder(start
     assert list(left.iterdir())
     found = command_line.finish(start(*QUICK, HOME="/dev/null/home", TMPDIR=str(temporary)))
     assert found.status == 0, found.err
-    assert {case["status"] for case in found.record["cases"]} == {"OK"}
+    assert {case.status for case in found.record.cases} == {"OK"}
     assert list(temporary.iterdir()) == []
 
 
@@ -282,14 +282,12 @@ def test_the_workflow_s_commands_are_those_that_there_are(tmp_path):
 @pytest.mark.parametrize(("old", "new", "status"), [("same", "same", 0), ("same", "slower", 1)])
 def test_the_workflow_fails_where_a_ratio_rose(old, new, status, tmp_path):
     """Its own line, on records of the places that it names."""
-    found = record()
+    run = records.whole_run()
+    doubled = [one.but(ratio=2 * one.ratio) for one in run.comparisons]
+    made = {"same": run, "slower": run.but(comparisons=doubled)}
     for side, kind in (("old", old), ("new", new)):
-        if kind == "slower":
-            for each in found["comparisons"]:
-                if each["ratio"]:
-                    each["ratio"] *= 2
         (folder := tmp_path / side / "results" / "latest").mkdir(parents=True)
-        (folder / "results.json").write_text(json.dumps(found))
+        (folder / "results.json").write_bytes(encode(made[kind]))
     line = runs()[-1].replace("new/.venv/bin/twinbench", f"{shlex.quote(sys.executable)} -m bench")
     done = subprocess.run(
         ["sh", "-c", line],

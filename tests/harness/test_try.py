@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 
@@ -16,14 +17,16 @@ import numpy as np
 import pytest
 from _pytest._io import TerminalWriter
 
-from bench import choose, conftest, resume, try_model, user_answer, user_task
+from bench import choose, conftest, resume, try_model, user_answer, user_code, user_task
+from bench.analysis.ranking import TRAIN
 from bench.harness import machine
 from bench.harness.schedule import techniques
+from bench.record import Timing, load
 from bench.user_task import OF_A_FAMILY, Own, left_out
 from shared import user_model
 from shared.specs import TASKS
 from shared.user_model import BadFile
-from tests import workers
+from tests import records, workers
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(600)
@@ -56,7 +59,19 @@ def tried(folder):
 
 @pytest.fixture(scope="module")
 def record(folder, tried):
-    return json.loads((folder / "results" / "latest" / "results.json").read_text("utf-8"))
+    return load(folder / "results")
+
+
+@pytest.fixture
+def own(folder, tried):
+    """The file as a run finds it checked."""
+    return own_of(folder)
+
+
+def own_of(folder):
+    (data,) = (folder / "results" / "data").glob("own-my_model-*")
+    about = user_model.about(data)
+    return Own(user_model.look(folder / "my_model.py"), user_model.task(about), about, {})
 
 
 def test_the_example_is_written_over_nothing(folder):
@@ -90,36 +105,21 @@ def test_options_may_stand_before_the_file(monkeypatch, folder):
     )
 
 
-# It ends by itself where no Ctrl-C comes. After one `subprocess.run` kills what takes longer than a
-# quarter of a second to end: it has to take longer for that to show.
-SLOW_TO_END = """
-import sys, time
-try:
-    print("measuring", flush=True)
-    time.sleep(60)
-except KeyboardInterrupt:
-    time.sleep(0.7)
-    print("what was measured is kept", flush=True)
-    sys.exit(2)
-"""
+def test_ctrl_c_lets_the_run_keep_what_it_has(monkeypatch, folder):
+    """A terminal sends it to both; the run ends with what it has, however long that takes."""
 
+    class Run:
+        def __init__(self, command):
+            pass
 
-def test_ctrl_c_lets_the_run_keep_what_it_has(folder, tmp_path):
-    """A terminal sends it to both; the run takes its time to write."""
-    run = tmp_path / "python"
-    run.write_text(f"#!{sys.executable}\n{SLOW_TO_END}")
-    run.chmod(0o755)
-    code = f"import sys; from bench import try_model; sys.executable = {str(run)!r}; "
-    code += f"sys.exit(try_model.main([{str(folder / 'my_model.py')!r}]))"
-    command, pipes = [sys.executable, "-c", code], {"stdout": subprocess.PIPE}
-    pipes["stderr"] = subprocess.PIPE
-    tried = subprocess.Popen(command, cwd=ROOT, text=True, start_new_session=True, **pipes)
-    assert tried.stdout.readline() == "measuring\n"
-    os.killpg(tried.pid, signal.SIGINT)
-    out, err = tried.communicate(timeout=30)
-    assert out == "what was measured is kept\n"
-    assert err == ""
-    assert tried.returncode == 2
+        def wait(self):
+            os.kill(os.getpid(), signal.SIGINT)
+            return 2
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(try_model.subprocess, "Popen", Run)
+    assert try_model.main([str(folder / "my_model.py")]) == 2
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_technique_that_is_not_measured_of_a_file_is_refused_at_once(folder):
@@ -137,7 +137,8 @@ def test_a_place_that_can_not_be_written_is_one_line(tmp_path, capsys):
 
 def test_the_way_on_of_a_run_that_was_cut_short_is_a_command(folder, tmp_path):
     own = SimpleNamespace(file=user_model.look(folder / "my_model.py"))
-    state = SimpleNamespace(own=own, folder=tmp_path, results={"finished": False})
+    results = SimpleNamespace(finished=False)
+    state = SimpleNamespace(own=own, folder=tmp_path, results=results)
     lines = conftest._way_on(state)
     (words,) = [line.split() for line in lines if line.startswith("twinbench try ")]
     assert Path(words[2]).resolve() == (folder / "my_model.py").resolve()
@@ -180,21 +181,20 @@ def test_whatever_python_reads_is_looked_at(tmp_path, content):
 def test_the_code_of_a_row_that_no_few_lines_show_is_named(monkeypatch, tmp_path):
     """Micro-batches are the fastest; bfloat16 has lines of its own."""
     rows = [
-        {"id": "micro", "technique": "gradient_accumulation", "variant": "micro_4"},
-        {"id": "bf16", "technique": "mixed_precision", "variant": "bf16"},
+        records.case("micro_4", technique="gradient_accumulation"),
+        records.case("bf16", technique="mixed_precision"),
     ]
-    rows = [row | {"framework": "pt", "role": "variant"} for row in rows]
-    monkeypatch.setattr(user_answer, "_faster", lambda found, side, kind: rows * (kind == "train"))
+    monkeypatch.setattr(user_code, "gaining", lambda made, side, kind: rows * (kind == TRAIN))
     texts = {"bf16": "print('lines')\n"}
-    monkeypatch.setattr(user_answer, "_script", lambda own, side, row: texts.get(row["id"]))
-    monkeypatch.setattr(user_answer, "run", lambda path, own, side: None)
-    said = "\n".join(user_answer._code(tmp_path, [], SimpleNamespace(sides=["pt"])))
+    monkeypatch.setattr(user_code, "_code", lambda own, kind, row, name: texts.get(row.variant))
+    monkeypatch.setattr(user_code, "run", lambda path, own, side: None)
+    said = "\n".join(user_code.shown(tmp_path, [], SimpleNamespace(sides=["pt"])))
     assert "its best train step is micro 4; how to get it:" in " ".join(said.split())
     assert "pt_impl/train_step/gradient_accumulation.py" in said
     assert "PyTorch: the code of bf16 (use_pytorch.py)" in said
     assert "print('lines')" in said
     texts.clear()
-    (_, *lines) = user_answer._code(tmp_path, [], SimpleNamespace(sides=["pt"]))
+    (_, *lines) = user_code.shown(tmp_path, [], SimpleNamespace(sides=["pt"]))
     assert "gradient_accumulation.py" in "".join(lines)
 
 
@@ -203,11 +203,10 @@ def test_ctrl_c_while_code_is_tried_leaves_the_answer(monkeypatch, tmp_path):
         assert path.is_file()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(user_answer, "run", interrupted)
-    monkeypatch.setattr(user_answer, "_faster", lambda found, side, kind: [{"id": "row"}])
-    for write in ("_script", "_prediction"):
-        monkeypatch.setattr(user_answer, write, lambda own, side, case: "step = 1")
-    (_, said) = user_answer._code(tmp_path, [], SimpleNamespace(sides=["pt", "tf"]))
+    monkeypatch.setattr(user_code, "run", interrupted)
+    monkeypatch.setattr(user_code, "gaining", lambda made, side, kind: [records.case("row")])
+    monkeypatch.setattr(user_code, "_code", lambda own, kind, row, name: "step = 1")
+    (_, said) = user_code.shown(tmp_path, [], SimpleNamespace(sides=["pt", "tf"]))
     assert said == "No code: it was not tried, since you interrupted; --resume tries it."
     assert list(tmp_path.iterdir()) == []
 
@@ -215,7 +214,7 @@ def test_ctrl_c_while_code_is_tried_leaves_the_answer(monkeypatch, tmp_path):
 def test_code_that_fails_in_no_encoding_has_its_line(tmp_path):
     path = tmp_path / "use.py"
     path.write_text("import sys\nsys.stderr.buffer.write(b'no \\xff')\nsys.exit(3)\n")
-    assert user_answer.run(path, Own(None, None, {}, {}), "pt") == "no \ufffd"
+    assert user_code.run(path, Own(None, None, {}, {}), "pt") == "no \ufffd"
 
 
 def test_a_run_keeps_its_data_while_another_of_the_same_file_begins(monkeypatch, tmp_path):
@@ -303,37 +302,37 @@ def test_a_python_without_tensorflow_copies_no_weights(monkeypatch, tmp_path):
 
 
 def test_the_twins_do_the_same_work(record):
-    assert record["tasks"]["my_model"]["paired"]
+    assert record.tasks["my_model"].paired
     baselines = [
         case
-        for case in record["cases"]
-        if case["technique"] == "mixed_precision" and case["role"] == "baseline"
+        for case in record.cases
+        if case.technique == "mixed_precision" and case.role == "baseline"
     ]
-    ours, theirs = (case["certificate"] for case in baselines)
-    assert ours["weights_sha256"] == theirs["weights_sha256"]
-    between = [c for c in record["comparisons"] if c["kind"] == "framework"]
+    ours, theirs = (case.certificate for case in baselines)
+    assert ours.weights_sha256 == theirs.weights_sha256
+    between = [c for c in record.comparisons if c.kind == "framework"]
     assert between
-    plain = next(c for c in between if c["variant"] == "fp32")
-    assert plain["reason"] is None
-    assert plain["ratio"] > 0
+    plain = next(c for c in between if c.variant == "fp32")
+    assert plain.reason is None
+    assert plain.ratio > 0
 
 
 def test_every_row_has_figures_or_a_reason(record):
-    assert {case["framework"] for case in record["cases"]} == {"pt", "tf"}
-    for case in record["cases"]:
-        if case["status"] != "OK":
-            assert case["reason"], case["id"]
-        elif case["timed"]:
-            assert case["timing"]["median_s"] > 0, case["id"]
-    bf16 = [c for c in record["cases"] if c["variant"] == "bf16"]
-    assert all(case["changes_math"] for case in bf16)
+    assert {case.framework for case in record.cases} == {"pt", "tf"}
+    for case in record.cases:
+        if case.status != "OK":
+            assert case.reason, case.id
+        elif case.timed:
+            assert case.timing.median_s > 0, case.id
+    bf16 = [c for c in record.cases if c.variant == "bf16"]
+    assert all(case.changes_math for case in bf16)
 
 
 def test_where_the_time_goes_is_said(record, tried):
-    seen = [c for c in record["cases"] if c["technique"] == "bottleneck" and c["status"] == "OK"]
+    seen = [c for c in record.cases if c.technique == "bottleneck" and c.status == "OK"]
     assert len(seen) == 2
     for case in seen:
-        parts = case["evidence"]["parts"]
+        parts = case.evidence["parts"]
         assert sum(parts.values()) == pytest.approx(1, abs=0.05)
         assert parts["forward"] > 0
         assert parts["backward"] > 0
@@ -371,26 +370,24 @@ def test_the_page_begins_with_the_answer_and_its_code(folder, tried):
         pytest.param("tf", "litert", "model.tflite", marks=pytest.mark.campaign),
     ],
 )
-def test_the_code_of_a_prediction_runs(folder, tried, tmp_path, side, route, file):
-    (data,) = (folder / "results" / "data").glob("own-my_model-*")
-    about, named = user_model.about(data), tmp_path / "my-model 2.py"  # no name for an import
+def test_the_code_of_a_prediction_runs(folder, own, tmp_path, side, route, file):
+    named = tmp_path / "my-model 2.py"  # no name for an import
     shutil.copy(folder / "my_model.py", named)
-    own = Own(user_model.look(named), user_model.task(about), about, {})
-    case = {"technique": "export", "variant": route, "settings": {"route": route}}
+    own = replace(own, file=user_model.look(named))
+    row = records.case(route, technique="export", framework=side, settings={"route": route})
     path = tmp_path / "predict.py"
-    path.write_text(user_answer._prediction(own, side, case) + "assert output.shape == (8, 10)\n")
+    code = user_code.predict_code(own, row, path.name)
+    path.write_text(code + "assert output.shape == (8, 10)\n")
     workers.run("example_worker", (side,), lambda _: [path])
     assert (tmp_path / file).stat().st_size > 20_000  # it has the weights
 
 
 def test_why_there_is_no_accuracy_of_what_was_timed_is_said():
-    row = {"framework": "pt", "flavour": None, "technique": "stacking", "variant": "bf16"}
-    row |= {"timed": False}
-    cases = [row | {"status": "OK", "reason": None}]
-    assert user_answer._not_measured({"cases": cases, "blocks": [], "matches": []}) == []
-    cases = [row | {"status": "OK", "reason": "accuracy not measured: mine.py:3: in evaluate"}]
-    cases += [row | {"status": "FAILED", "reason": "it fell over"}]
-    said = user_answer._not_measured({"cases": cases, "blocks": [], "matches": []})
+    row = records.case("bf16", technique="stacking", timed=False)
+    assert user_answer._not_measured(records.record([row])) == []
+    untold = row.but(reason="accuracy not measured: mine.py:3: in evaluate")
+    failed = row.but(status="FAILED", reason="it fell over")
+    said = user_answer._not_measured(records.record([untold, failed]))
     assert said[0] == "Not measured:"
     assert "bf16 (stacking): accuracy not measured: mine.py:3: in evaluate" in " ".join(said)
     assert "bf16 (stacking): FAILED: it fell over" in " ".join(said)
@@ -431,10 +428,8 @@ def test_code_runs_where_it_lies_on_batches_with_lists(tmp_path, monkeypatch):
         assert not user_model.keeps_structure(x)
         assert not user_model.keeps_structure(y)
         own = Own(user_model.look(file), None, {"batch_size": 8, "sides": {"pt": of}}, {})
-        text = user_answer._script(
-            own, "pt", {"technique": "stacking", "variant": "winners", "settings": {}}
-        )
-        (place / f"use_{name}.py").write_text(f"{text}assert loss.isfinite()\n")
+        row, path = records.case("winners", technique="stacking"), place / f"use_{name}.py"
+        path.write_text(f"{user_code.train_code(own, row, path.name)}assert loss.isfinite()\n")
     both = place / "both.py"  # in one process, most of which is an import
     both.write_text(
         "import pathlib, runpy, sys\n"
@@ -442,7 +437,7 @@ def test_code_runs_where_it_lies_on_batches_with_lists(tmp_path, monkeypatch):
         "    runpy.run_path(path)\n"
         "sys.stdout.buffer.write(b'\\xfc')\n"  # as old consoles have it
     )
-    assert user_answer.run(both, own, "pt") is None
+    assert user_code.run(both, own, "pt") is None
 
 
 @pytest.mark.parametrize(
@@ -461,19 +456,13 @@ def test_what_becomes_another_structure_is_known(tree, kept):
     assert user_model.keeps_structure(tree) is kept
 
 
-def test_an_answer_of_a_run_that_ended_early_is_written(folder, record, tmp_path):
-    (data,) = (folder / "results" / "data").glob("own-my_model-*")
-    about = user_model.about(data)
-    about["sides"]["tf"]["own_step"] = "train_step"
-    own = Own(user_model.look(folder / "my_model.py"), user_model.task(about), about, {})
+def test_an_answer_of_a_run_that_ended_early_is_written(own, record, tmp_path):
+    own.about["sides"]["tf"]["own_step"] = "train_step"
     cases = [
-        case
-        | {"blocks": [], "evidence": None, "metrics": dict.fromkeys(case["metrics"])}
-        | {"timing": case["timing"] | {"median_s": None, "ci_s": None, "step_s": {}}}
-        for case in record["cases"]
+        case.but(blocks=[], evidence=None, metrics={}, timing=Timing()) for case in record.cases
     ]
-    cases.append(cases[0] | {"technique": "batch_size_finder", "id": "batch_size_finder"})
-    user_answer.write(tmp_path, record | {"cases": cases, "comparisons": []}, own)
+    cases.append(cases[0].but(technique="batch_size_finder", id="batch_size_finder"))
+    user_answer.write(tmp_path, record.but(cases=cases, comparisons=[]), own)
     said = user_answer.read(tmp_path)
     assert "where a step's time goes was not measured" in said
     assert "TensorFlow: the model's own train_step is not used; a step is loss_fn" in said
@@ -481,20 +470,17 @@ def test_an_answer_of_a_run_that_ended_early_is_written(folder, record, tmp_path
     assert "train step, batch 8: no time was left for its steps; give more --minutes" in said
     assert "argest batch" not in said
     assert not list(tmp_path.glob("*.py"))
-    named = [case for case in cases if case["technique"] == "mixed_precision"]
-    user_answer.write(tmp_path, record | {"cases": named, "comparisons": []}, own)
+    named = [case for case in cases if case.technique == "mixed_precision"]
+    user_answer.write(tmp_path, record.but(cases=named, comparisons=[]), own)
     assert "where a step's time goes" not in user_answer.read(tmp_path)
 
 
-def test_an_interrupted_run_has_its_answer_at_once(monkeypatch, folder, record, tmp_path):
-    (data,) = (folder / "results" / "data").glob("own-my_model-*")
-    about = user_model.about(data)
-    own = Own(user_model.look(folder / "my_model.py"), user_model.task(about), about, {})
-    monkeypatch.setattr(user_answer, "run", lambda *given: pytest.fail("code was run"))
-    monkeypatch.setattr(user_answer, "_faster", lambda *given: pytest.fail("code was written"))
+def test_an_interrupted_run_has_its_answer_at_once(monkeypatch, own, record, tmp_path):
+    monkeypatch.setattr(user_code, "run", lambda *given: pytest.fail("code was run"))
+    monkeypatch.setattr(user_code, "gaining", lambda *given: pytest.fail("code was written"))
     for name in ("use_pytorch.py", "predict_tensorflow.py"):
         (tmp_path / name).touch()  # of the answer before, where the run was taken up
-    user_answer.write(tmp_path, record | {"ended": "interrupted"}, own)
+    user_answer.write(tmp_path, record.but(ended="interrupted"), own)
     assert user_answer.read(tmp_path).endswith("since you interrupted; --resume tries it.")
     assert [path.name for path in tmp_path.iterdir()] == ["answer.txt"]
 
@@ -506,23 +492,24 @@ def test_a_run_of_a_file_that_was_changed_is_not_taken_up(folder, tried, tmp_pat
     begun.check_file(folder / "my_model.py")
     with pytest.raises(ValueError, match=r"my_model\.py was changed since .* measure it anew"):
         begun.check_file(changed)
-    begun.record["environment"].pop("peak_flops")  # it ended before it had measured anything
-    begun.check_file(changed)
+    environment = begun.record.environment.but(peak_flops=None)
+    early = replace(begun, record=begun.record.but(environment=environment))
+    early.check_file(changed)  # it ended before it had measured anything
 
 
 def test_what_the_compiler_left_out_is_said(record):
-    case = next(case for case in record["cases"] if case["status"] == "OK")
-    left = case | {"evidence": {"graphs": 2, "not_compiled": ["lstm", "zeros"]}}
-    whole = case | {"evidence": {"graphs": 1, "not_compiled": []}}
-    (_, said, _) = user_answer._partly_compiled({"cases": [whole, left]})
+    case = next(case for case in record.cases if case.status == "OK")
+    left = case.but(evidence={"graphs": 2, "not_compiled": ["lstm", "zeros"]})
+    whole = case.but(evidence={"graphs": 1, "not_compiled": []})
+    (_, said, _) = user_answer._partly_compiled(record.but(cases=[whole, left]))
     assert said.endswith("batch 8: 2 graphs; outside of them lstm, zeros")
 
 
-def test_code_says_how_to_start_it_as_the_rows_were(tmp_path):
-    path = tmp_path / "use.py"
-    shown = "import json, os; print(json.dumps(dict(os.environ)))"
-    path.write_text(user_answer._started(path.name) + shown)
-    command = [line.strip("# ") for line in path.read_text().splitlines() if line[:6] == "#     "]
+def test_code_says_how_to_start_it_as_the_rows_were(own, tmp_path):
+    row = records.case("winners", technique="stacking")
+    code = user_code.train_code(own, row, "use.py")
+    (tmp_path / "use.py").write_text("import json, os; print(json.dumps(dict(os.environ)))")
+    command = [line.strip("# ") for line in code.splitlines() if line[:6] == "#     "]
     said = "\n".join(command).replace("python ", f"{sys.executable} ")
     done = subprocess.run(said, shell=True, cwd=tmp_path, capture_output=True, check=True)
     assert json.loads(done.stdout).items() >= machine.TUNED_ALLOCATOR.items()
@@ -533,9 +520,9 @@ def test_code_says_how_to_start_it_as_the_rows_were(tmp_path):
     [("slower", "without the allocator's settings 1.606 (1.502–1.717) times that"), (None, "")],
 )
 def test_what_the_allocator_costs_as_installed_is_said(verdict, said):
-    case = {"technique": "baseline", "variant": "as_installed", "framework": "pt", "id": "row"}
-    found = {"kind": "baseline", "numerator": "row", "ratio": 1.606, "ci": [1.502, 1.717]}
-    record = {"cases": [case], "comparisons": [found | {"verdict": verdict}]}
+    case = records.case("as_installed", technique="baseline")
+    one = records.comparison(case, case, 1.606, 1.502, 1.717, verdict=verdict)
+    record = records.record([case], [one])
     assert " ".join(user_answer._allocator(record, "pt")).strip().startswith(said)
     assert user_answer._allocator(record, "tf") == []
 
