@@ -31,6 +31,8 @@ from bench.analysis.table import (
     START,
     Figure,
     Row,
+    is_better,
+    is_worse,
 )
 from bench.record import FRAMEWORKS, Record
 
@@ -98,9 +100,9 @@ class Answer:
         """The framework that was shown to be ahead."""
         if self.between is None:
             return None
-        if self.goal.shown_worse(self.between):
+        if is_worse(self.goal.figure, self.between):
             return "tf"
-        return "pt" if self.goal.shown_worse(self.seen_from("tf")) else None
+        return "pt" if is_better(self.goal.figure, self.between) else None
 
     def seen_from(self, framework: str) -> Figure:
         """What that framework's best takes over what the other's takes."""

@@ -34,9 +34,10 @@ from bench.analysis.table import (
     Row,
     Table,
     is_better,
+    is_worse,
     quotient,
 )
-from bench.analysis.verdicts import DELTA, shown_less, shown_more
+from bench.analysis.verdicts import DELTA
 from bench.record import DIFFERENT, Case, Record
 from shared.specs import TASKS, more_is_better, parameter_count
 
@@ -78,18 +79,6 @@ class Goal:
     def level(self, figure: Figure) -> float:
         """A figure as a number of which less is better."""
         return figure.value if self.less else -figure.value
-
-    def shown_worse(self, ratio: Figure) -> bool:
-        """Whether the ratio of two rows shows that the first is worse, by what counts."""
-        if ratio.bounds is None or self.figure == GAINED:
-            return ratio.bounds is not None and ratio.high < 0
-        return (shown_more if self.less else shown_less)(ratio.bounds)
-
-    def told_worse(self, ratio: Figure) -> bool:
-        """Whether its whole interval is worse, by any difference."""
-        if ratio.bounds is None or self.figure == GAINED:
-            return ratio.bounds is not None and ratio.high < 0
-        return ratio.low > 1 if self.less else ratio.high < 1
 
 
 STEPPED = (TRAIN, UPDATE)
@@ -430,7 +419,7 @@ class Aim:
         ratio = self.ratio(row, other)
         if ratio is None or ratio.bounds is None:
             return self.level(row) > self.level(other)
-        return self.goal.told_worse(ratio)
+        return is_worse(self.goal.figure, ratio, margin=0.0)
 
     def refused(self, row: Row) -> str | None:
         """Which limit a row breaks, or cannot be shown to keep."""
@@ -617,7 +606,7 @@ def _place(aim: Aim, row: Row, best: Row) -> str:
     ratio = aim.ratio(row, best)
     if ratio is not None and ratio.bounds is None:
         return "next"
-    return "worse" if ratio and aim.goal.shown_worse(ratio) else "equal"
+    return "worse" if ratio and is_worse(aim.goal.figure, ratio) else "equal"
 
 
 def _cheapest(best: Row, gaining: list[Row], equal: list[Row]) -> Row | None:
@@ -665,7 +654,7 @@ def _beats(aim: Aim, row: Row, other: Row) -> bool:
     if row is other or not aim.figure(row) or not aim.figure(other):
         return False
     ratio = aim.ratio(other, row)
-    better = ratio is not None and aim.goal.shown_worse(ratio)
+    better = ratio is not None and is_worse(aim.goal.figure, ratio)
     if not better or row.effort > other.effort or _points_lost(row) > _points_lost(other):
         return False
     return all(

@@ -17,7 +17,7 @@ from math import exp, inf, log
 from bench.analysis import accuracy, comparisons, pairing
 from bench.analysis.accuracy import Accuracy
 from bench.analysis.families import OF_TRAINING, family_of
-from bench.analysis.verdicts import quantile, shown_less, shown_more
+from bench.analysis.verdicts import DELTA, quantile, shown_less, shown_more
 from bench.record import DIFFERENT, Case, Comparison, Metric, Record
 from shared.specs import more_is_better
 
@@ -76,15 +76,20 @@ def quotient(figure: Figure, other: Figure) -> Figure:
 
 
 def is_better(name: str, ratio: Figure) -> bool:
-    """Whether a ratio shows a better figure, by its whole interval beyond what counts as none.
+    """Whether a ratio shows a better figure by its whole interval, beyond what counts as none.
 
-    Of points gained any will do.
+    Points gained are none of a ratio: of them any will do.
     """
-    if ratio.bounds is None:
-        return False
-    if name == GAINED:
-        return ratio.low > 0
+    if ratio.bounds is None or name == GAINED:
+        return ratio.bounds is not None and ratio.low > 0
     return (shown_more if name in MORE_IS_BETTER else shown_less)(ratio.bounds)
+
+
+def is_worse(name: str, ratio: Figure, margin: float = DELTA) -> bool:
+    """Whether it shows a worse one; `margin`: what counts as none."""
+    if ratio.bounds is None or name == GAINED:
+        return ratio.bounds is not None and ratio.high < 0
+    return ratio.high < 1 / (1 + margin) if name in MORE_IS_BETTER else ratio.low > 1 + margin
 
 
 # Figures of a case --------------------------------------------------------------------------------
@@ -358,29 +363,14 @@ class Table:
         pair = (case.program_id, other.program_id)
         if len(set(pair)) == 1:
             return _exact(1.0), None
-        if pair in self._unlike:
-            return None, NOT_COMPARABLE
-        ratio = self._side_by_side.get(pair)
-        return (ratio, None) if ratio else (None, NOT_MEASURED)
+        if pair not in self._side_by_side:
+            return None, NOT_MEASURED
+        ratio = self._side_by_side[pair]
+        return ratio, None if ratio else NOT_COMPARABLE
 
     @cached_property
-    def _programs(self) -> dict[tuple[str, str], Comparison]:
-        """The run's comparisons by programs, that of several techniques once."""
-        named = {case.id: case.program_id for case in self.record.cases}
-        return {
-            (named[c.numerator], named[c.denominator]): c
-            for c in self.record.comparisons
-            if c.numerator in named and c.denominator in named
-        }
-
-    @cached_property
-    def _unlike(self) -> set[tuple[str, str]]:
-        pairs = {pair for pair, c in self._programs.items() if c.verdict == DIFFERENT}
-        return pairs | {pair[::-1] for pair in pairs}
-
-    @cached_property
-    def _side_by_side(self) -> dict[tuple[str, str], Figure]:
-        """The ratio of each two programs of a piece of work.
+    def _side_by_side(self) -> dict[tuple[str, str], Figure | None]:
+        """The ratio of each two programs of a piece of work; None of unlike work.
 
         What the record compares, as it does that, so that no answer says two things.
         """
@@ -395,9 +385,13 @@ class Table:
             }
             made = comparisons.side_by_side(times, sides, looks)
             ratios |= {pair: _bounded(each.ratio, each.ci) for pair, each in made.items()}
-        for pair, comparison in self._programs.items():
-            if pair in ratios and comparison.ratio is not None and comparison.ci:
-                ratios[pair] = _bounded(comparison.ratio, comparison.ci)
+        programs = {case.id: case.program_id for case in self.record.cases}
+        for each in self.record.comparisons:
+            pair = (programs.get(each.numerator), programs.get(each.denominator))
+            if pair in ratios and each.verdict == DIFFERENT:
+                ratios[pair] = ratios[pair[::-1]] = None
+            elif ratios.get(pair) and each.ratio is not None and each.ci:
+                ratios[pair] = _bounded(each.ratio, each.ci)
                 ratios[pair[::-1]] = ratios[pair].turned()
         return ratios
 

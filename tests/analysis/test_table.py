@@ -282,6 +282,7 @@ def test_accuracy_is_compared_by_the_seeds_that_both_trained_with():
         ({"time": (1.0, 0.98, 1.02)}, TIME, False),
         ({"time": (2.0, 1.9, 2.1)}, TIME, False),
         ({"time": (0.98, 0.975, 0.985)}, TIME, False),  # less than 3%
+        ({"time": (0.9, 0.8, 0.98)}, TIME, False),
         ({"time": (0.5,)}, TIME, False),  # one block
         ({"time": GAIN, "accuracy": (-3.0, -4.0, -2.0)}, TIME, False),
         ({"time": GAIN, "accuracy": (0.1, -0.3, 0.5)}, TIME, True),

@@ -598,9 +598,9 @@ FIGURES = (
     ),
     Fault(
         "worse by less than what counts as no difference",
-        "bench/analysis/ranking.py",
-        "return (shown_more if self.less else shown_less)(ratio.bounds)",
-        "return ratio.low > 1 if self.less else ratio.high < 1",
+        "bench/analysis/table.py",
+        "def is_worse(name: str, ratio: Figure, margin: float = DELTA)",
+        "def is_worse(name: str, ratio: Figure, margin: float = 0.0)",
         RANKING,
     ),
     Fault(
