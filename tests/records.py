@@ -13,6 +13,7 @@ from math import exp
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from bench.analysis.bounds import LOOKS
 from bench.analysis.declared import complete
@@ -135,11 +136,29 @@ def memory(peak: float, *more: float, **fields: Any) -> Memory:
     )
 
 
+def patched(value: Any, changes: Any) -> Any:
+    """What a value is after `changes`: those in a dict are made within, others take its place.
+
+    An empty dict takes the place of what was there.
+    """
+    if not changes or not isinstance(changes, dict):
+        return changes
+    if isinstance(value, Struct):
+        return value.but(**{n: patched(getattr(value, n), c) for n, c in changes.items()})
+    if isinstance(value, dict):
+        return value | {name: patched(value.get(name), c) for name, c in changes.items()}
+    return changes
+
+
 def with_case(of: Record, name: str, **changes: Any) -> Record:
-    """The record with a changed case; `name` is how its id ends."""
-    find_case(of, name)
-    cases = [c.but(**changes) if c.id.endswith(name) else c for c in of.cases]
-    return of.but(cases=cases)
+    """The record with a changed case, see `patched`; `name` is how its id ends."""
+    case = find_case(of, name)
+    return of.but(cases=[patched(c, changes) if c is case else c for c in of.cases])
+
+
+def with_environment(of: Record, **changes: Any) -> Record:
+    """The record of another machine, see `patched`."""
+    return of.but(environment=patched(of.environment, changes))
 
 
 def find_case(of: Record, name: str) -> Case:

@@ -117,8 +117,9 @@ def place_of(answer: Answer) -> str:
 
 
 def named(side: Ranking) -> Row | None:
-    """The row that is named; None where it is the plain code."""
-    return None if side.best.is_baseline else side.best
+    """The row that is named; None where it is the plain code, or has no gain over it."""
+    best = side.best
+    return None if best.is_baseline or side.aim.gain(best) is None else best
 
 
 def tempting(side: Ranking) -> Row | None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import groupby
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -151,17 +152,15 @@ def _text(cell: str) -> Text:
 
 
 def _as_text(table: Table, place: int, before: list[_TextColumn]) -> _TextColumn:
-    """A column beside those `before`: over its head stands its framework, unless it is theirs."""
-    column, head = table.columns[place], table.columns[place].head
-    if any(each.group for each in table.columns):
-        missing = max(each.head.count("\n") for each in table.columns) - head.count("\n")
-        is_first = not before or before[-1].column.group != column.group
-        head = f"{column.group if is_first else ''}\n{missing * chr(10)}{head}"
-    cells = [_text(row[place]) for row in table.rows]
+    """A column beside those `before`: the first one of a framework has room for its name."""
+    column = table.columns[place]
+    head, cells = _text(column.head), [_text(row[place]) for row in table.rows]
     # A subheading stands over its rows and may be wrapped.
-    shown = [cell for cell, row in zip(cells, table.rows, strict=True) if any(row[1:])]
-    wide = measure_renderables(CONSOLE, CONSOLE.options, [_text(head), *shown])
-    return _TextColumn(column, _text(head), cells, min(LONGEST_WORD, wide.minimum), wide.maximum)
+    shown = [head, *(cell for cell, row in zip(cells, table.rows, strict=True) if any(row[1:]))]
+    if not before or before[-1].column.group != column.group:
+        shown.append(Text(column.group))
+    wide = measure_renderables(CONSOLE, CONSOLE.options, shown)
+    return _TextColumn(column, head, cells, min(LONGEST_WORD, wide.minimum), wide.maximum)
 
 
 def _parts(table: Table, width: int) -> list[list[_TextColumn]]:
@@ -193,8 +192,9 @@ def _widths(columns: list[_TextColumn], width: int) -> list[int]:
 
 def _drawn(columns: list[_TextColumn], width: int) -> list[str]:
     """Heads, a rule and rows of columns that fit into `width`; a blank line before subheadings."""
+    widths = _widths(columns, width)
     drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for column, cells in zip(columns, _widths(columns, width), strict=True):
+    for column, cells in zip(columns, widths, strict=True):
         justify = "right" if column.column.right else "left"
         drawn.add_column(column.head, width=cells, justify=justify, overflow="fold")
     for place, row in enumerate(zip(*(column.cells for column in columns), strict=True)):
@@ -202,7 +202,19 @@ def _drawn(columns: list[_TextColumn], width: int) -> list[str]:
             drawn.add_row()
         drawn.add_row(*row)
     lines = CONSOLE.render_lines(drawn, CONSOLE.options.update_width(width), pad=False)
-    return ["".join(segment.text for segment in line).rstrip() for line in lines]
+    text = ["".join(segment.text for segment in line).rstrip() for line in lines]
+    return [*_groups(columns, widths), *text]
+
+
+def _groups(columns: list[_TextColumn], widths: list[int]) -> list[str]:
+    """The line that names the framework over its columns, or none."""
+    spans = []
+    pairs = zip(columns, widths, strict=True)
+    for group, members in groupby(pairs, key=lambda pair: pair[0].column.group):
+        cells = [each for _, each in members]
+        span = sum(cells) + GAP * (len(cells) - 1)
+        spans.append(f"{group} ".ljust(span, "─")[:span] if group else " " * span)
+    return [(" " * GAP).join(spans).rstrip()] if any(each.column.group for each in columns) else []
 
 
 # Markdown --------------------------------------------------------------------------------------
