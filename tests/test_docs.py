@@ -22,7 +22,7 @@ from importlib.metadata import packages_distributions, requires
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
+import msgspec
 import pytest
 from markdown_it import MarkdownIt
 from packaging.requirements import Requirement
@@ -30,16 +30,18 @@ from packaging.utils import canonicalize_name
 
 from bench import diagnose, docs
 from bench.docs import command, instructions, tried
-from bench.docs import validation as validated
-from bench.harness.plan import LOOKS
 from bench.harness.schedule import techniques
 from bench.ladders import climbing
 from bench.ladders import command as ladders
-from bench.network import projection, sweeps
-from bench.validation import attacked, overhead
+from bench.ladders import record as climbs
+from bench.network import command as network
+from bench.network import sweeps
+from bench.record import DIFFERENT
+from bench.validation import attacked, controls, controls_page, overhead, simulate
 from bench.validation import command as validate
 from shared import parallel
 from tests import workers
+from tests.validation.live import measurement
 
 ROOT = Path(__file__).resolve().parents[1]
 # Pages that people wrote. Reports and the pages of techniques are made, and tested as such.
@@ -57,7 +59,7 @@ PAGES = (
     "docs/ci.md",
 )
 MADE = {f"docs/{name}.md" for name in ("any_model", "claims", "priorities", "report", "try_models")}
-MADE |= {f"docs/{name}.md" for name in ("attacked", "instructions", "tax", "validation")}
+MADE |= {f"docs/{name}.md" for name in ("attacked", "instructions", "overhead", "validation")}
 MADE |= {"docs/upstream.md"}  # which tests/test_upstream.py tests
 CLIMBED = sorted(path.parent for path in ROOT.glob("docs/ladders/*/ladder.json"))
 NEEDS_A_GPU = "# needs a GPU"
@@ -68,7 +70,8 @@ RECIPES = ("schedules", "learning_rate_finder", "regularization", "initializatio
 RECIPES += ("gradient_health",)
 RECIPES += ("augmentation", "averaging", "checkpoints", "data_checks", "loss_checks", "nonfinite")
 TWO = "--pt-python .venv-pt/bin/python --tf-python .venv-tf/bin/python"
-PROJECTED = ".venv/bin/twinbench projection show docs/across_hosts/pt.json"
+HOSTS = ".venv/bin/twinbench network hosts"
+PROJECTED = ".venv/bin/twinbench network projection docs/across_hosts/pt.json"
 PROJECTED += " docs/across_hosts/tf.json"
 MAKE = "python3 -m venv .venv && .venv/bin/pip install -c constraints.txt -e"
 
@@ -142,8 +145,8 @@ COMMANDS = {
     ".venv/bin/twinbench validate simulate results/latest/validation.json": "simulate",
     ".venv/bin/twinbench validate simulate docs": "simulate",
     ".venv/bin/twinbench validate replay docs": "run",
-    ".venv/bin/twinbench validate company --minutes 30": "help",
-    ".venv/bin/twinbench validate tax": "help",
+    ".venv/bin/twinbench validate disturbances --minutes 30": "help",
+    ".venv/bin/twinbench validate overhead": "help",
     ".venv/bin/twinbench validate leaks": "help",
     ".venv/bin/twinbench validate mutations": "help",
     ".venv/bin/twinbench validate mutations --drawn 50 --of bench/analysis": "help",
@@ -156,15 +159,15 @@ COMMANDS = {
     ".venv/bin/pytest tests/test_layout.py tests/train_step/test_label_smoothing.py": "tour",
     f"{BENCH} --effort quick -k label_smoothing": "tour",
     # docs/across_hosts.md
-    ".venv/bin/twinbench hosts 'echo host $RANK of $WORLD_SIZE; ip -brief address'": "hosts",
-    ".venv/bin/twinbench hosts --hosts 3 --latency 5ms --bandwidth 100mbit "
+    f"{HOSTS} 'echo host $RANK of $WORLD_SIZE; ip -brief address'": "hosts",
+    f"{HOSTS} --hosts 3 --latency 5ms --bandwidth 100mbit "
     "'.venv/bin/python -m pt_impl.kit.collectives --floats 1000,500000'": "hosts",
-    ".venv/bin/twinbench hosts --bandwidth 1gbit "
+    f"{HOSTS} --bandwidth 1gbit "
     "'.venv/bin/python -m tf_impl.kit.collectives --floats 1000,500000'": "hosts",
-    ".venv/bin/twinbench projection measure --framework pt results/pt.json": "sweep",
-    ".venv/bin/twinbench projection measure --framework tf results/tf.json": "sweep",
+    ".venv/bin/twinbench network sweeps --framework pt results/pt.json": "sweep",
+    ".venv/bin/twinbench network sweeps --framework tf results/tf.json": "sweep",
     PROJECTED: "run",
-    ".venv/bin/twinbench projection show docs/across_hosts/pt.json "
+    ".venv/bin/twinbench network projection docs/across_hosts/pt.json "
     "--bandwidth 100gbit --latency 10us --compute 250ms --size 3GB": "run",
     f"{PROJECTED} --page docs/across_hosts.md": "run",
     # docs/gpu.md
@@ -212,8 +215,8 @@ def parsed(page: str) -> list:
 
 
 def fences(page: str, language: str) -> list[str]:
-    found = [t for t in parsed(page) if t.type == "fence" and t.info.strip() == language]
-    return [token.content for token in found]
+    tokens = parsed(page)
+    return [t.content for t in tokens if t.type == "fence" and t.info.strip() == language]
 
 
 def inline(page: str) -> list:
@@ -223,43 +226,39 @@ def inline(page: str) -> list:
 def commands(page: str) -> list[str]:
     """The commands of a page: a line each in its blocks, and those in running text."""
     lines = [line for block in fences(page, "sh") for line in block.splitlines()]
-    found = [line for line in lines if line.strip() and not line.startswith("#")]
+    lines = [line for line in lines if line.strip() and not line.startswith("#")]
     words = [token.content for token in inline(page) if token.type == "code_inline"]
-    return found + [text for text in words if text.startswith(BEGIN) and " " in text]
+    return lines + [text for text in words if text.startswith(BEGIN) and " " in text]
 
 
 def of_kind(kind: str) -> list[str]:
     return [text for text, how in COMMANDS.items() if how == kind]
 
 
-def each(texts: Iterable[str]) -> list:
-    """As parameters: in campaigns alone those for GPUs, frameworks on several hosts, and others'
-    like on another record.
-    """
-    rare = ("CUDA_VISIBLE_DEVICES", TWO, "collectives", "shared.utilization")
-    rare += (
-        "diagnose my_step.py",
-        "report docs/recipes",
-        "claims results/latest",
-        "priorities results/latest",
-        "docs/results.json results",
-    )
+# For GPUs, with frameworks on several hosts, and others' like on another record.
+RARE = ("CUDA_VISIBLE_DEVICES", TWO, "collectives", "shared.utilization", "diagnose my_step.py")
+RARE += ("report docs/recipes", "claims results/latest", "priorities results/latest")
+RARE += ("docs/results.json results",)
+
+
+def parameters(texts: Iterable[str]) -> list:
+    """Commands as parameters; rare ones in campaigns alone."""
     campaign = pytest.mark.campaign
     return [
-        pytest.param(text, marks=campaign) if any(words in text for words in rare) else text
+        pytest.param(text, marks=campaign if any(words in text for words in RARE) else ())
         for text in texts
     ]
 
 
 def test_every_page_is_looked_at():
-    found = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")}
-    assert found == {page for page in PAGES if page.startswith("docs/")} | MADE
+    pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")}
+    assert pages == {page for page in PAGES if page.startswith("docs/")} | MADE
 
 
 def test_every_command_is_known_and_says_how_it_is_checked():
-    found = {text for page in PAGES for text in commands(page)}
-    assert sorted(found - COMMANDS.keys()) == [], "not in COMMANDS"
-    assert sorted(COMMANDS.keys() - found) == [], "on no page"
+    written = {text for page in PAGES for text in commands(page)}
+    assert sorted(written - COMMANDS.keys()) == [], "not in COMMANDS"
+    assert sorted(COMMANDS.keys() - written) == [], "on no page"
 
 
 def test_what_needs_a_gpu_says_so_and_all_else_does_not():
@@ -285,7 +284,7 @@ def clone(tmp_path_factory) -> Path:
     copy_to(folder)
     (run := folder / "results" / "2026-01-01T00-00-00Z").mkdir(parents=True)
     shutil.copy(ROOT / "docs" / "results.json", run)
-    (run / "validation.json").write_text(json.dumps(validation()))
+    (run / "validation.json").write_text(json.dumps(measurement()))
     for name in ("latest", "before"):
         (folder / "results" / name).symlink_to(run.name)
     (folder / "my_step.py").write_text(fences("docs/diagnosis.md", "python")[0])
@@ -306,23 +305,6 @@ def copy_to(folder: Path) -> None:
         ):
             (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {start} "$@"\n')
             (programs / name).chmod(0o755)
-
-
-def validation() -> dict:
-    """What `twinbench validate measure` writes, with noise that is made up."""
-    random = np.random.default_rng(0)
-    names = {name for pair in validate.pairs().values() for name in (pair.top, pair.bottom)}
-    matches = [
-        {"framework": name, "blocks": [_block(names, random) for _ in range(LOOKS[-1])]}
-        for name in ("pt", "tf")
-    ]
-    return {"environment": {}, "matches": matches}
-
-
-def _block(names: set[str], random: np.random.Generator) -> dict[str, float]:
-    """The log time of each contender of a match."""
-    slower = {name: validate.PLANTED.get(name.partition("_")[0], 0.0) for name in sorted(names)}
-    return {name: float(random.normal(np.log1p(slower[name]), 0.02)) for name in slower}
 
 
 PROGRAMS = {"twinbench": ("bench",), "pytest": ("pytest", "-p", "no:cacheprovider")}
@@ -352,7 +334,7 @@ def run(text: str, folder: Path) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.mark.parametrize("text", each(of_kind("run")))
+@pytest.mark.parametrize("text", parameters(of_kind("run")))
 def test_it_runs(clone, text):
     done = run(text, clone)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -367,12 +349,12 @@ def test_it_runs_in_a_framework(text, monkeypatch, capsys):
     monkeypatch.setattr(diagnose.subprocess, "run", run)
     asked = [] if workers.campaign() else ["--framework", "pt"]
     status = diagnose.main([*shlex.split(text)[2:], *asked])
-    said = capsys.readouterr()
-    assert status == 0, said.err
-    assert said.out.startswith("PyTorch: ")
+    out, err = capsys.readouterr()
+    assert status == 0, err
+    assert out.startswith("PyTorch: ")
 
 
-@pytest.mark.parametrize("text", each(t for t in of_kind("collect") if "--resume" not in t))
+@pytest.mark.parametrize("text", parameters(t for t in of_kind("collect") if "--resume" not in t))
 def test_its_options_are_valid(clone, text):
     done = run(f"{text} --collect-only -q", clone)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -401,8 +383,8 @@ def test_its_options_are_there(text, capsys):
     words = text.split()
     with pytest.raises(SystemExit, match="0"):
         validate.main([words[2], "--help"])
-    said = capsys.readouterr().out
-    assert all(word in said for word in words if word.startswith("--"))
+    text = capsys.readouterr().out
+    assert all(word in text for word in words if word.startswith("--"))
 
 
 @pytest.mark.parametrize(
@@ -410,19 +392,19 @@ def test_its_options_are_there(text, capsys):
     list(zip(of_kind("validate"), [{"pt", "tf"}, {"pt"}], [30, None], strict=True)),
 )
 def test_its_arguments_are_parsed(text, frameworks, minutes, tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(validate, "measure", lambda *given: asked.append(given) or True)
+    calls = []
+    monkeypatch.setattr(controls, "measure", lambda *given: calls.append(given) or True)
     arguments = text.partition(" validate ")[2].split(" ")
     assert validate.main([*arguments, "--results", str(tmp_path)]) == 0
-    ((path, found, results, most),) = asked
+    ((path, measured, results, most),) = calls
     assert (path.parent.parent, results, most) == (tmp_path, tmp_path, minutes)
-    assert {match["framework"] for match in found["matches"]} == frameworks
+    assert {match["framework"] for match in measured["matches"]} == frameworks
 
 
 @pytest.mark.parametrize("text", of_kind("simulate"))
 def test_it_runs_with_few_draws(clone, text, monkeypatch, capsys):
     monkeypatch.chdir(clone)
-    for draws in (validate.simulate.simulate, validate.simulate.losses):
+    for draws in (simulate.simulate, simulate.losses):
         monkeypatch.setattr(draws, "__defaults__", (40,))
     assert validate.main(text.partition(" validate ")[2].split(" ")) == 0
     assert capsys.readouterr().out.startswith("pt: ")
@@ -438,8 +420,8 @@ def test_what_is_launched_on_many_hosts_has_valid_options(text):
         tree = ast.parse((ROOT / f"{place.replace('.', '/')}.py").read_text("utf-8"))
         assert name in {getattr(node, "name", "") for node in tree.body}
     if config := re.search(r"TF_CONFIG='(.*?)'", text):
-        found = json.loads(config[1])
-        assert found["task"]["index"] < len(found["cluster"]["worker"])
+        cluster = json.loads(config[1])
+        assert cluster["task"]["index"] < len(cluster["cluster"]["worker"])
 
 
 def test_a_job_of_kubernetes_starts_the_program_with_valid_options():
@@ -453,7 +435,7 @@ def test_a_job_of_kubernetes_starts_the_program_with_valid_options():
     assert (options.make, options.build, str(options.data)) == ("MAKE", "BUILD", "DATA")
 
 
-@pytest.mark.parametrize("text", each(of_kind("hosts")))
+@pytest.mark.parametrize("text", parameters(of_kind("hosts")))
 def test_it_runs_on_every_host(clone, text, hosts_permitted):
     done = run(text, clone)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -469,10 +451,10 @@ def test_a_climb_is_understood(text):
 @pytest.mark.parametrize("folder", CLIMBED, ids=lambda folder: folder.name)
 def test_a_published_climb_is_what_its_record_gives(folder, tmp_path):
     """Make it again with `twinbench ladder --show docs/ladders/NAME --write`."""
-    record = climbing.load(folder)
-    assert record["finished"]
-    assert record["ladder"] == folder.name
-    ladder = climbing.at_task(ladders.find(folder.name), record["task"])
+    record = climbs.load(folder)
+    assert record.finished
+    assert record.ladder == folder.name
+    ladder = climbing.at_task(ladders.find(folder.name), record.task)
     ladders.write(ladder, record, tmp_path)
     for name in ("ladder.md", "ladder.svg"):
         assert (folder / name).read_text("utf-8") == (tmp_path / name).read_text("utf-8"), name
@@ -480,17 +462,17 @@ def test_a_published_climb_is_what_its_record_gives(folder, tmp_path):
 
 @pytest.mark.parametrize("text", of_kind("sweep"))
 def test_a_sweep_is_asked_for_as_written(text, monkeypatch):
-    asked = []
-    monkeypatch.setattr(sweeps, "measure", lambda framework, _: asked.append(framework) or [])
-    assert projection.main(text.partition(" projection ")[2].split(" ")) == 0
-    assert asked == re.findall(r"--framework (\w+)", text)
+    measured = []
+    monkeypatch.setattr(sweeps, "measure", lambda framework, _: measured.append(framework) or [])
+    assert network.main(text.partition(" network ")[2].split(" ")) == 0
+    assert measured == re.findall(r"--framework (\w+)", text)
 
 
 def test_the_projection_is_what_its_records_give(monkeypatch):
     """Of this repository, whose page no test writes. Make it again with its last command."""
     monkeypatch.chdir(ROOT)
-    words = PROJECTED.partition(" projection ")[2].split(" ")
-    assert projection.main([*words, "--page", "docs/across_hosts.md", "--check"]) == 0
+    words = PROJECTED.partition(" network ")[2].split(" ")
+    assert network.main([*words, "--page", "docs/across_hosts.md", "--check"]) == 0
 
 
 @pytest.mark.parametrize("name", techniques())
@@ -522,9 +504,9 @@ def test_readme_names_every_option_and_no_other(clone):
     ours = done.stdout.partition(title)[2].partition("\n\n")[0]
     for option in named:
         assert re.search(rf"^  {option}\b", done.stdout, re.M), f"{option} is no option"
-    found = set(re.findall(r"^  (--[\w-]+)", ours, re.M))
-    assert len(found) >= 10
-    assert found <= named
+    options = set(re.findall(r"^  (--[\w-]+)", ours, re.M))
+    assert len(options) >= 10
+    assert options <= named
 
 
 # Environments of docs/gpu.md ----------------------------------------------------------------------
@@ -558,13 +540,13 @@ sys.exit(pytest.main(["bench/", *plugin, "--benchmark-only", "--collect-only", "
 @cache
 def closure(name: str) -> frozenset[str]:
     """A distribution and all that it brings along."""
-    found, new = set(), {canonicalize_name(name)}
+    known, new = set(), {canonicalize_name(name)}
     while new:
-        found |= new
-        asked = [Requirement(text) for one in new for text in _requires(one)]
-        wanted = [r for r in asked if r.marker is None or r.marker.evaluate({"extra": ""})]
-        new = {canonicalize_name(requirement.name) for requirement in wanted} - found
-    return frozenset(found)
+        known |= new
+        required = [Requirement(text) for one in new for text in _requires(one)]
+        wanted = [r for r in required if r.marker is None or r.marker.evaluate({"extra": ""})]
+        new = {canonicalize_name(requirement.name) for requirement in wanted} - known
+    return frozenset(known)
 
 
 def _requires(name: str) -> list[str]:
@@ -631,17 +613,16 @@ def test_what_an_environment_does_not_have_would_be_missed():
 
 def programs() -> dict[str, str]:
     """What the pages' Python is, put together: README's blocks, and those of one chapter."""
-    first, second = fences("README.md", "python")
-    found = {"README.md, PyTorch": first, "README.md, TensorFlow": second}
-    for name in found:
-        found[name] += "\nassert 0 < float(loss) < 20\n"
+    blocks = zip(("PyTorch", "TensorFlow"), fences("README.md", "python"), strict=True)
+    ends = "\nassert 0 < float(loss) < 20\n"
+    examples = {f"README.md, {framework}": block + ends for framework, block in blocks}
     chapters = re.split(r"^## ", (ROOT / "docs" / "your_model.md").read_text("utf-8"), flags=re.M)
     for chapter in chapters:
         blocks = re.findall(r"^```python\n(.*?)^```$", chapter, re.M | re.S)
         if blocks:
-            found[f"your_model.md, {chapter.splitlines()[0]}"] = "\n".join(blocks)
-    found["diagnosis.md"] = "\n".join(fences("docs/diagnosis.md", "python"))
-    return found
+            examples[f"your_model.md, {chapter.splitlines()[0]}"] = "\n".join(blocks)
+    examples["diagnosis.md"] = "\n".join(fences("docs/diagnosis.md", "python"))
+    return examples
 
 
 def test_no_other_page_has_an_example_that_nobody_runs():
@@ -677,17 +658,16 @@ def test_the_example_runs(name, tmp_path):
 )
 def test_what_a_page_says_of_copying_holds(path, needs, tmp_path):
     """In a folder with these files alone it can be imported; without one of them it cannot."""
-    found = docs.needed(path)
-    assert set(needs) <= set(found)
-    assert bool(found) == bool(needs)
-    folders = {missing: tmp_path / str(number) for number, missing in enumerate(["", *found])}
+    needed = docs.needed(path)
+    assert set(needs) <= set(needed)
+    folders = {missing: tmp_path / str(number) for number, missing in enumerate(["", *needed])}
     for missing, folder in folders.items():
-        for place in {path, *found} - {missing}:
+        for place in {path, *needed} - {missing}:
             (folder / place).parent.mkdir(exist_ok=True, parents=True)
             shutil.copy(ROOT / place, folder / place)
-    said = elsewhere(path.removesuffix(".py").replace("/", "."), *folders.values())
-    assert said[0] == ""
-    for missing, error in zip(found, said[1:], strict=True):
+    whole, *errors = elsewhere(path.removesuffix(".py").replace("/", "."), *folders.values())
+    assert whole == ""
+    for missing, error in zip(needed, errors, strict=True):
         assert any(words in error for words in ("No module named", "cannot import name")), missing
 
 
@@ -719,9 +699,9 @@ def tour(tmp_path_factory) -> Path:
 
 
 def test_the_tour_s_technique_keeps_the_rules_and_passes_its_tests(tour):
-    asked, *_ = [text for text in of_kind("tour") if "tests/test_layout.py" in text]
+    text, *_ = [text for text in of_kind("tour") if "tests/test_layout.py" in text]
     # Of the layout's tests those that look at this repository; the rest test the checks.
-    done = run(f"{asked} -q -k 'test_this_repository or label_smoothing'", tour)
+    done = run(f"{text} -q -k 'test_this_repository or label_smoothing'", tour)
     assert done.returncode == 0, done.stdout[-3000:]
     assert re.search(r"^\d\d passed", done.stdout.splitlines()[-1]), done.stdout
 
@@ -742,9 +722,9 @@ def test_the_tour_s_files_run_alone(tour, side):
     (text,) = [text for text in of_kind("tour") if f"-m {side}_impl" in text]
     program, module = text.split(" -m ")
     assert program == ".venv/bin/python"
-    (said,) = elsewhere(module, tour, "--run")
+    (output,) = elsewhere(module, tour, "--run")
     plain, smoothed = (
-        [float(x) for x in re.findall(rf"{name} (\S+)", said)] for name in ("plain", "smoothed")
+        [float(x) for x in re.findall(rf"{name} (\S+)", output)] for name in ("plain", "smoothed")
     )
     assert plain == sorted(plain, reverse=True)  # as the page says
     assert smoothed[-1] > min(smoothed)
@@ -757,56 +737,69 @@ def test_the_tour_s_technique_is_measured(tour):
     done = run(f"{text} --framework pt", tour)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     record = json.loads((tour / "results" / "latest" / "results.json").read_text("utf-8"))
-    found = {(c["framework"], c["variant"]): c for c in record["cases"]}
-    assert {case["status"] for case in found.values()} == {"OK"}
-    assert found.keys() == {("pt", "plain"), ("pt", "smoothed")}
-    evidence = found["pt", "smoothed"]["evidence"]
+    cases = {(c["framework"], c["variant"]): c for c in record["cases"]}
+    assert {case["status"] for case in cases.values()} == {"OK"}
+    assert cases.keys() == {("pt", "plain"), ("pt", "smoothed")}
+    evidence = cases["pt", "smoothed"]["evidence"]
     assert evidence["first_loss"] != evidence["first_loss_of_plain_labels"]
     one, another = record["comparisons"]  # of small and of large batches
     assert one["numerator"] != another["numerator"]
     assert {(c["kind"], c["reason"]) for c in (one, another)} == {("baseline", None)}
 
 
-def test_the_page_of_tried_models_says_what_the_record_does():
+def test_the_page_of_tried_models_has_each_of_them():
     record = tried.read()
-    assert set(record["models"]) == {path.name for path in tried.MODELS.glob("*.py")}
-    assert set(record["by_hand"]) == {name for name, *_ in tried.COMPARED}
-    assert tried.PAGE.read_text("utf-8") == tried.page(record)
+    assert set(record.models) == {path.name for path in tried.MODELS.glob("*.py")}
+    assert set(record.by_hand) == {name for name, *_ in tried.COMPARED}
+
+
+SURE = (0.85, (0.83, 0.87), "faster")
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "best"),
     [
+        ([(0.8, (0.6, 1.07), "inconclusive"), SURE], "1 0.850 (0.830–0.870)"),
         (
-            [(0.8, [0.6, 1.07], "inconclusive"), (0.85, [0.83, 0.87], "faster")],
-            "1 0.850 (0.830–0.870)",
-        ),
-        (
-            [(0.5, [0.4, 0.6], "not comparable"), (0.85, [0.83, 0.98], "slightly faster")],
+            [(0.5, (0.4, 0.6), DIFFERENT), (0.85, (0.83, 0.98), "slightly faster")],
             "the plain one",
         ),
-        ([(0.5, None, "not comparable"), (0.85, None, None)], "1 0.850, one block"),
-        ([(0.5, None, None), (0.85, [0.83, 0.87], "faster")], "1 0.850 (0.830–0.870)"),
+        ([(0.5, None, DIFFERENT), (0.85, None, None)], "1 0.850, one block"),
+        ([(0.5, None, None), SURE], "1 0.850 (0.830–0.870)"),
         ([(1.2, None, None)], "the plain one"),
         ([], "not measured"),
     ],
 )
-def test_of_tried_rows_the_best_is_one_that_was_shown_to_be(rows, said):
-    about = {"framework": "PyTorch", "mode": "train", "batch_size": 16}
-    none = about | {"title": "failed", "ratio": None, "ci": None, "verdict": None}
-    given = [
-        about | {"title": str(place), "ratio": ratio, "ci": ci, "verdict": verdict}
-        for place, (ratio, ci, verdict) in enumerate(rows)
+def test_of_tried_rows_the_best_is_one_that_was_shown_to_be(rows, best):
+    failed = tried.Row("x", "failed", "train", 16, "FAILED", "PyTorch")
+    measured = [
+        tried.Row("x", str(place), "train", 16, "OK", "PyTorch", None, *row)
+        for place, row in enumerate(rows)
     ]
-    assert tried._best([none, *given], "train", None) == f"PyTorch: {said}"
+    assert tried._best([failed, *measured], "train", None) == f"PyTorch: {best}"
+
+
+def as_json(maker) -> dict:
+    return json.loads(maker.RECORD.read_text("utf-8"))
+
+
+def levels() -> instructions.Levels:
+    return msgspec.json.decode(instructions.RECORD.read_bytes(), type=instructions.Levels)
 
 
 @pytest.mark.parametrize(
-    "maker", [attacked, instructions, overhead, validated], ids=lambda m: m.__name__
+    ("maker", "read"),
+    [
+        (attacked, as_json),
+        (controls_page, as_json),
+        (overhead, as_json),
+        (tried, lambda _: tried.read()),
+        (instructions, lambda _: levels()),
+    ],
+    ids=lambda part: getattr(part, "__name__", ""),
 )
-def test_a_page_of_measurements_says_what_its_record_does(maker):
-    record = json.loads(maker.RECORD.read_text("utf-8"))
-    assert maker.PAGE.read_text("utf-8") == maker.page(record)
+def test_a_page_of_measurements_says_what_its_record_does(maker, read):
+    assert maker.PAGE.read_text("utf-8") == maker.page(read(maker))
 
 
 def test_the_tour_s_page_is_made_and_the_others_are_the_same_whoever_makes_them(tour):
@@ -961,7 +954,7 @@ def test_a_page_lists_the_variants_and_tasks_of_the_benchmark():
 def test_a_page_says_which_framework_alone_has_a_function():
     """In PyTorch's words, and in no others."""
     page = pages()["deployment/native_export.md"]
-    _, said = page.split("- `export_torchscript(", 1)
-    said = said.partition("\n- ")[0]
-    assert "PyTorch: Legacy: " in said
-    assert "TensorFlow: " not in said
+    _, rest = page.split("- `export_torchscript(", 1)
+    function = rest.partition("\n- ")[0]
+    assert "PyTorch: Legacy: " in function
+    assert "TensorFlow: " not in function
