@@ -290,30 +290,25 @@ def _plain_gain(row: Row) -> Row:
 
 
 def _merged(rows: list[Row]) -> list[Row]:
-    """The same program in several techniques as one row, a baseline's where there is one."""
-    merged: list[Row] = []
+    """The same program in several techniques as one row, a baseline's where there is one.
+
+    What is trained to its own accuracy is a row of its own.
+    """
+    programs: dict[tuple, list[Row]] = {}
     for row in rows:
-        place = next((n for n, other in enumerate(merged) if _same_program(row, other)), None)
-        if place is None:
-            merged.append(row)
-        else:
-            pair = (merged[place], row)
-            kept, again = sorted(pair, key=lambda each: (not each.is_baseline, _width(each)))
-            figures = again.figures | kept.figures  # what the one lacks
-            repeats = (*merged[place].repeats, replace(again, repeats=()))
-            merged[place] = replace(kept, figures=figures, repeats=repeats)
-    return merged
+        trained = "" if row.accuracy.exact else row.case.id
+        programs.setdefault((row.case.program_id, trained), []).append(row)
+    made = []
+    for same in programs.values():
+        same.sort(key=lambda row: (not row.is_baseline, _width(row)))
+        figures = {name: f for row in reversed(same) for name, f in row.figures.items()}
+        made.append(replace(same[0], figures=figures, repeats=tuple(same[1:])))
+    return made
 
 
 def _width(row: Row) -> float:
     figure = row.figures.get(TIME) or row.figures.get(RATE)
     return figure.high / figure.low if figure else 0.0
-
-
-def _same_program(one: Row, other: Row) -> bool:
-    """Whether the record says so, and both keep what the program was trained to."""
-    same = one.case.program_id == other.case.program_id
-    return same and one.accuracy.exact and other.accuracy.exact
 
 
 def _of_one_memory(rows: list[Row]) -> list[Row]:
@@ -557,15 +552,12 @@ def _rank(aim: Aim, framework: str | None, best: Row | None = None) -> Ranking |
         if aim.improves(row) and (plain is None or aim.level(row) < aim.level(plain))
     ]
     best = best or _best(aim, gaining) or plain or kept[0]
+    shown = next(row for row in rows if best in row.members)
     placed: dict[str, list[Row]] = {"equal": [], "next": [], "worse": []}
     for row in kept:
-        if best not in row.members:
+        if row is not shown:
             placed[_place(aim, row, best)].append(row)
-    alike = [
-        row
-        for row in gaining
-        if not (row is best or _same_program(row, best) or aim.told_worse(row, best))
-    ]
+    alike = [row for row in gaining if row not in shown.members and not aim.told_worse(row, best)]
     tried = [m for row in rows for m in row.members if not m.is_baseline and aim.gain(m)]
     return Ranking(
         aim,
