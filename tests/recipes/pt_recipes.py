@@ -595,7 +595,7 @@ def squeezing(y):
     random = np.random.default_rng(0)
     images, masks = random.uniform(0, 1, (2, 4, 7, 3)), random.integers(0, 2, (2, 4, 7))
     return [
-        (one, lambda p, y: clipped(p.squeeze(), y), {"y": y % 2.0}),
+        (one, lambda p, y: clipped(p.squeeze(), y), {"y": (y % 2).astype(np.float32)}),
         (
             several,
             lambda p, y: F.binary_cross_entropy(p, y.float()),
@@ -604,7 +604,7 @@ def squeezing(y):
         (
             mask,
             lambda p, y: F.binary_cross_entropy(p.squeeze(1), y.float()),
-            {"x": images.astype(np.float32), "y": masks * 1.0},
+            {"x": images.astype(np.float32), "y": masks.astype(np.float32)},
         ),
     ]
 

@@ -2,32 +2,69 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
+
+from tests import workers
+from tests.recipes.samples import same
+
+FRAMEWORKS = ("pt", *workers.keras())
+MODELS = "recipes"
+NAN = math.nan
 
 
 @pytest.mark.parametrize(
-    ("case", "stopped", "best", "weights"),
+    ("values", "settings", "stopped", "best"),
     [
-        ("loss", 6, 1.9, 3),
-        ("accuracy", 3, 2.0, 1),
-        ("min_delta", 2, 3.0, 0),
-        ("nan", 3, 2.0, 1),
-        ("never", None, 1.0, 2),
+        ([3.0, 2.0, 2.5, 1.9, 2.0, 2.1, 2.2, 1.0], {"patience": 2}, 6, 3),
+        ([1.0, 2.0, 1.5, 1.4, 9.0], {"patience": 1, "higher_is_better": True}, 3, 1),
+        ([3.0, 2.95, 2.9, 2.85, 2.8], {"patience": 1, "min_delta": 0.2}, 2, 0),
+        ([NAN, 2.0, NAN, NAN, 1.0], {"patience": 1}, 3, 1),
+        ([3.0, 2.0, 1.0], {"patience": 0}, None, 2),
     ],
+    ids=["loss", "accuracy", "min_delta", "nan", "never"],
 )
-def test_early_stopping_stops_and_the_best_weights_come_back(every, case, stopped, best, weights):
-    found = every["early_stopping stopping"][case]
-    assert found["stopped"] == stopped
-    assert found["best"] == best
-    assert found["weights of"] == [weights]
+def test_it_stops_and_the_best_weights_come_back(
+    technique, models, values, settings, stopped, best
+):
+    model = models.with_spectral_norm(4)
+    stopping, states = technique.EarlyStopping(model, **settings), []
+    for number, value in enumerate(values):
+        x = np.full((4, 8), number, np.float32)
+        models.trained_output(model, models.tensor(x))  # moves statistics
+        models.fill(models.layers(model)[0], 1.0 + number)
+        states.append(models.state(model))
+        if stopping.step(value):
+            assert number == stopped
+            break
+    else:
+        assert stopped is None
+    assert stopping.restore() == values[best]
+    assert [same(state, models.state(model)) for state in states].index(True) == best
 
 
-def test_a_buffer_that_no_state_holds_comes_back_with_the_best_weights(evidence):
-    assert evidence["pt"]["early_stopping other_buffers"] == [[1.0, 1.0], [1.0, 1.0]]
+@pytest.mark.only("pt")
+def test_pt_a_buffer_that_no_state_holds_comes_back_with_the_best_weights(technique, models):
+    """Though it was put elsewhere, and each time."""
+    model = models.dense_layers()
+    model.register_buffer("mask", models.tensor([0.0, 0.0]), persistent=False)
+    stopping = technique.EarlyStopping(model)
+    model.mask.fill_(1.0)
+    stopping.step(1.0)
+    model.mask = models.tensor([9.0, 9.0, 9.0])
+    stopping.step(2.0)
+    for _ in range(2):
+        stopping.restore()
+        assert model.mask.tolist() == [1.0, 1.0]
+        model.mask.fill_(7.0)
 
 
-def test_bad_settings_are_refused(every):
-    patience, difference, nothing = every["early_stopping refusals"]
-    assert patience.startswith("ValueError: patience and min_delta must be 0 or more, not -1")
-    assert difference.startswith("ValueError: patience and min_delta must be 0 or more")
-    assert nothing.startswith("ValueError: there are no best weights")
+def test_bad_settings_are_refused(technique, models):
+    model = models.dense_layers()
+    for settings in ({"patience": -1}, {"min_delta": -0.1}):
+        with pytest.raises(ValueError, match="patience and min_delta must be 0 or more"):
+            technique.EarlyStopping(model, **settings)
+    with pytest.raises(ValueError, match="there are no best weights"):
+        technique.EarlyStopping(model).restore()
