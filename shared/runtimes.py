@@ -434,4 +434,6 @@ def one_line(error: BaseException) -> str:
     """What an error says, on one line, of a runtime that tells where in its source it stands."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if not line.startswith(("Exception from", "Check '"))]
+    if telling and telling[0].endswith("failed in the TorchScript interpreter."):
+        telling = telling[-1:]  # after its calls
     return " ".join((telling or lines or [type(error).__name__])[0].split())

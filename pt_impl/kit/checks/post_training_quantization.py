@@ -6,6 +6,7 @@ And the one repair of torchao's PT2E that it needs, `name_sources`.
 import contextlib
 import copy
 import operator
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -164,4 +165,6 @@ def _distance(ours: Tensor, theirs: Tensor) -> float:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # torch.onnx's has colours, and advice first
+    text = text.rpartition("## Exception summary")[2]
+    return " ".join(text.split())[:300] or type(error).__name__
