@@ -1,8 +1,7 @@
-"""Models that nobody here wrote, built as their authors build them: small, with random weights.
+"""Models of PyTorch that nobody here wrote, built as their authors build them.
 
-Each function returns (model, x, y, loss_fn) anew and the same each time. x follows PyTorch's
-convention: a tuple is the model's arguments, a mapping its keywords, anything else its argument.
-Every tensor has SAMPLES rows; losses are means over them.
+Each function returns (model, x, y, loss_fn) anew and the same each time. Every tensor has SAMPLES
+rows; losses are means over them.
 """
 
 from __future__ import annotations
@@ -25,36 +24,12 @@ class Output:
     hidden: tuple[Tensor, ...] | None = None
 
 
-def cross_entropy(output, y: Tensor) -> Tensor:
-    return F.cross_entropy(output.float().flatten(0, -2), y.flatten())
-
-
-def labels() -> Tensor:
-    return torch.arange(SAMPLES) % CLASSES
-
-
-class Tied(nn.Module):
-    """A language model: one weight is embedding and head; the causal mask is a 4-D buffer."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(11, 8)
-        self.blocks = nn.ModuleList(CausalBlock(8, 6) for _ in range(2))
-        self.head = nn.Linear(8, 11, bias=False)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, codes):
-        x = self.embedding(codes)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
 class CausalBlock(nn.Module):
+    """Attention with a 4-D buffer for a mask, and dropout."""
+
     def __init__(self, width, length):
         super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
+        self.norm, self.qkv = nn.LayerNorm(width), nn.Linear(width, 3 * width)
         self.drop = nn.Dropout(0.1)
         self.register_buffer("mask", torch.ones(1, 1, length, length).tril())
 
@@ -64,96 +39,38 @@ class CausalBlock(nn.Module):
         return x + self.drop(weights @ v).squeeze(1)
 
 
-def tied():
-    codes = torch.randint(0, 11, (SAMPLES, 6))
-    return Tied(), codes, codes.roll(1, 1), cross_entropy
+class Everything(nn.Module):
+    """Keywords in, a dataclass with `.logits` out, as `transformers` has it.
 
-
-class Attention(nn.Module):
-    """`nn.MultiheadAttention`, which reads the weights of its `out_proj` and never calls it."""
-
-    def __init__(self):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-        self.head = nn.Linear(8, CLASSES)
-
-    def forward(self, x):
-        return self.head((x + self.attention(x, x, x)[0]).mean(1))
-
-
-def attention():
-    return Attention(), torch.randn(SAMPLES, 5, 8), labels(), cross_entropy
-
-
-def encoder():
-    """`nn.TransformerEncoder` with a padding mask, given as keywords."""
-    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
-    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    mask = torch.zeros(SAMPLES, 5, dtype=torch.bool)
-    mask[:, 4] = True
-    x = {"src": torch.randn(SAMPLES, 5, 8), "src_key_padding_mask": mask}
-
-    def loss_fn(output, y):
-        return cross_entropy(output[:, 0, :CLASSES], y)
-
-    return model, x, labels(), loss_fn
-
-
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lstm = nn.LSTM(4, 8, num_layers=2, batch_first=True)
-        self.head = nn.Linear(8, CLASSES)
-
-    def forward(self, x):
-        _, (hidden, _) = self.lstm(x)
-        return self.head(hidden[-1])
-
-
-def lstm():
-    return Recurrent(), torch.randn(SAMPLES, 5, 4), labels(), cross_entropy
-
-
-class TwoInputs(nn.Module):
-    """Two inputs, a tuple of outputs, a parameter that no loss reaches and one that is frozen."""
+    One weight is embedding and head; there is a parameter that no loss reaches, one that is
+    frozen, and an activation in place.
+    """
 
     def __init__(self):
         super().__init__()
-        self.left, self.right = nn.Linear(4, 6), nn.Linear(5, 6)
-        self.head, self.unused = nn.Linear(6, CLASSES), nn.Linear(2, 2)
-        self.right.bias.requires_grad_(False)
-
-    def forward(self, a, b):
-        hidden = torch.tanh(self.left(a) + self.right(b))
-        return self.head(hidden), hidden
-
-
-def two_inputs():
-    def loss_fn(output, y):
-        return cross_entropy(output[0], y) + output[1].float().square().mean()
-
-    x = (torch.randn(SAMPLES, 4), torch.randn(SAMPLES, 5))
-    return TwoInputs(), x, labels(), loss_fn
-
-
-class Classifier(nn.Module):
-    """Keywords in, a dataclass with `.logits` out, as `transformers` has it."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(11, 8), nn.Linear(8, CLASSES)
+        self.embedding, self.block = nn.Embedding(11, 8), CausalBlock(8, 6)
+        self.hidden = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.SiLU(inplace=True))
+        self.head, self.unused = nn.Linear(8, 11, bias=False), nn.Linear(2, 2)
+        self.head.weight = self.embedding.weight
+        self.hidden[0].bias.requires_grad_(False)
 
     def forward(self, input_ids, attention_mask=None, scale=1.0):
-        hidden = self.embedding(input_ids) * scale
-        pooled = (hidden * attention_mask.unsqueeze(-1)).mean(1)
-        return Output(logits=self.head(torch.tanh(pooled)), hidden=(hidden,))
+        x = self.block(self.embedding(input_ids) * scale)
+        x = self.hidden(x * attention_mask.unsqueeze(-1))
+        return Output(logits=self.head(x), hidden=(x,))
 
 
-def keywords():
+def everything():
     """In a mapping that is no dict, as tokenizers return it, with a setting among the tensors."""
+    torch.manual_seed(0)
     codes = torch.randint(0, 11, (SAMPLES, 6))
     x = UserDict(input_ids=codes, attention_mask=(codes > 2).float(), scale=0.5)
-    return Classifier(), x, labels(), lambda output, y: cross_entropy(output.logits, y)
+
+    def loss_fn(output, y):
+        logits = output.logits.float().flatten(0, 1)
+        return F.cross_entropy(logits, y.flatten()) + output.hidden[0].float().square().mean()
+
+    return Everything(), x, codes.roll(1, 1), loss_fn
 
 
 class InPlace(nn.Module):
@@ -175,7 +92,9 @@ class InPlace(nn.Module):
 
 
 def in_place():
-    return InPlace(), torch.randn(SAMPLES, 3, 6, 6), labels(), cross_entropy
+    torch.manual_seed(0)
+    x, y = torch.randn(SAMPLES, 3, 6, 6), torch.arange(SAMPLES) % CLASSES
+    return InPlace(), x, y, lambda output, y: F.cross_entropy(output.float(), y)
 
 
 class Pieces(nn.Module):
@@ -183,8 +102,7 @@ class Pieces(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.convolution = nn.Conv1d(2, 6, 3, padding=1)
-        self.head = nn.Linear(6, CLASSES)
+        self.convolution, self.head = nn.Conv1d(2, 6, 3, padding=1), nn.Linear(6, CLASSES)
 
     def forward(self, pieces):
         x = torch.cat(pieces, -1)
@@ -192,8 +110,21 @@ class Pieces(nn.Module):
 
 
 def pieces():
-    x = [torch.randn(SAMPLES, 2, 4), torch.randn(SAMPLES, 2, 3)]
-    return Pieces(), x, labels(), lambda output, y: cross_entropy(output["logits"], y)
+    torch.manual_seed(0)
+    x, y = [torch.randn(SAMPLES, 2, 4), torch.randn(SAMPLES, 2, 3)], torch.arange(SAMPLES) % CLASSES
+    return Pieces(), x, y, lambda output, y: F.cross_entropy(output["logits"].float(), y)
+
+
+class Attention(nn.Module):
+    """`nn.MultiheadAttention`, which reads the weights of its `out_proj` and never calls it."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        return self.head((x + self.attention(x, x, x)[0]).mean(1))
 
 
 class Merging(nn.Linear):
@@ -225,17 +156,33 @@ class Keeping(nn.Module):
         return x * self.kept
 
 
-ALL = (tied, attention, encoder, lstm, two_inputs, keywords, in_place, pieces)
+class Named(dict):
+    """A dict whose entries are attributes, too."""
+
+    def __getattr__(self, name):
+        if name in self:
+            return self[name]
+        raise AttributeError(name)
 
 
-def make(name: str, seed: int = 0):
-    """(model, x, y, loss_fn) of that name, the same each time."""
-    torch.manual_seed(seed)
-    return next(maker for maker in ALL if maker.__name__ == name)()
+class Linked(dict):
+    """The same, as it is often written."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.__dict__ = self
 
 
-def call(model, x):
-    """Plain code: the model called as its users call it."""
-    if isinstance(x, dict | UserDict):
-        return model(**x)
-    return model(*x) if isinstance(x, tuple) else model(x)
+class Deep(nn.Module):
+    """Like blocks, whose kind depends on the model: each holds `depth` layers."""
+
+    def __init__(self, depth, blocks=1):
+        super().__init__()
+        torch.manual_seed(0)
+        layers = [[nn.Linear(4, 4) for _ in range(depth)] for _ in range(blocks)]
+        self.blocks = nn.ModuleList(nn.Sequential(*inside, nn.Tanh()) for inside in layers)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
