@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -101,7 +102,7 @@ UNTIMED = replace(
     TECHNIQUE, workloads=(Workload("digits-cnn", "small", timed=False),), name="untimed"
 )
 
-# On the fake device a step lasts what it shall last, however busy the machine is.
+# On the fake device a step lasts what it shall last, within 1%.
 PLANTED = Technique(
     family="faults",
     name="planted",
@@ -318,7 +319,12 @@ def _burns_cpu(plain, impl):
 
 def _on_device(plain, impl, seconds):
     """Work on the fake asynchronous device, for which `runtime.synchronize` waits."""
-    return lambda x, y: impl.kit.runtime.put_on_device(seconds, plain(x, y))
+    noise = random.Random(os.getpid())
+
+    def step(x, y):
+        return impl.kit.runtime.put_on_device(seconds * noise.uniform(0.99, 1.01), plain(x, y))
+
+    return step
 
 
 def _unsynchronised(plain, impl):

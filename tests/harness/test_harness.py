@@ -17,7 +17,6 @@ from itertools import pairwise
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
 from pathlib import Path
-from statistics import median
 from types import SimpleNamespace
 
 import msgspec
@@ -39,12 +38,12 @@ from bench.harness import (
     wire,
     worker,
 )
-from bench.harness.answers import Sample
+from bench.harness.answers import Sample, TrainedSeed
 from bench.harness.conditions import not_started
 from bench.harness.durations import USUAL_BYTES
 from bench.harness.matches import Match, configure, parent_key
 from bench.harness.plan import FRAMEWORKS, Effort, Prepared, Workload
-from bench.harness.processes import Failed, ParentFailed, ParentKey, Processes, TimeLimits
+from bench.harness.processes import Failed, ParentFailed, ParentKey, Processes
 from bench.harness.selection import cases_of
 from bench.record import Attempt
 from shared import datasets
@@ -52,6 +51,7 @@ from shared.specs import TASKS, forward_flops, layers, parameter_count, paramete
 from tests.conftest import LIMITS
 from tests.harness import faulty
 from tests.harness.command_line import MARK, marked
+from tests.harness.fake_impl.kit.runtime import Clock
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = ParentKey("pt", None, "tuned", "main", 1)
@@ -70,19 +70,11 @@ def faults(fakes_in_module, measure):
 
 @pytest.fixture(scope="module")
 def planted(fakes_in_module, measure):
-    """Enough blocks to find a difference of a tenth.
-
-    Measured again where the machine was too noisy to say anything; a wrong verdict stands.
-    """
-    for _ in range(3):
-        found = measure(
-            *faulty.DEVICE_SHARES,
-            technique=faulty.PLANTED,
-            amount=Effort(blocks=4, rounds=8, seeds=3),
-        )
-        if own(found, "slower_by_a_tenth").verdict not in ("slightly slower", "inconclusive"):
-            break
-    return found
+    """Enough blocks to find a difference of a tenth, on a clock that work alone moves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FAKE_CLOCK", "1")
+        amount = Effort(blocks=4, rounds=8, seeds=3)
+        return measure(*faulty.DEVICE_SHARES, technique=faulty.PLANTED, amount=amount)
 
 
 @pytest.fixture
@@ -248,6 +240,7 @@ def test_threads_and_allocator_are_read_back(faults):
         assert plain["keeps_freed_memory"] is False
 
 
+@pytest.mark.campaign  # on a busy machine anything may take longer
 def test_the_harness_costs_at_most_one_percent(faults):
     floor = faults.results.noise_floor
     assert 0 < floor.empty_sample_share["pt"] <= 0.01
@@ -280,15 +273,17 @@ def test_the_record_tells_under_which_conditions_each_block_was_played(faults):
     assert len({order.index(next(i for i in order if i.endswith("/good"))) for order in orders}) > 1
 
 
-@pytest.mark.timeout(90)
-def test_a_worker_that_hangs_is_a_time_out(measure):
-    limits, amount = replace(LIMITS, request=2.5), Effort(1, 3, 1, first_pass_alone=True)
-    found = measure("hangs", "same", amount=amount, limits=limits)
+def test_a_worker_that_hangs_is_a_time_out(measure, monkeypatch):
+    usual = processes.Worker.ask
+
+    def ask(worker, timeout, op, **given):
+        hangs = op == "build" and given["case"].variant == "hangs"
+        return usual(worker, 0.5 if hangs else timeout, op, **given)
+
+    monkeypatch.setattr(processes.Worker, "ask", ask)
+    found = measure("hangs", "same", amount=Effort(1, 3, 1, first_pass_alone=True))
     hung = found.cases["pt", "hangs"]
-    assert (hung.status, hung.reason) == (
-        "FAILED",
-        "time-out: no answer to build within 2.5 s",
-    )
+    assert (hung.status, hung.reason) == ("FAILED", "time-out: no answer to build within 0.5 s")
     assert found.cases["pt", "same"].reason is None
     assert marked(found.mark) == []
 
@@ -369,7 +364,7 @@ def test_a_folder_with_a_long_name_holds_no_socket(tmp_path, monkeypatch):
 def test_a_tenth_slower_is_found(planted):
     comparison = own(planted, "slower_by_a_tenth")
     assert comparison.verdict == "slower", comparison
-    assert comparison.ratio == pytest.approx(1.1, abs=0.05)
+    assert comparison.ratio == pytest.approx(1.1, abs=0.01)
     assert comparison.n == 4
 
 
@@ -382,7 +377,7 @@ def test_a_win_that_costs_accuracy_is_none(planted):
 
 
 def test_the_same_is_neither_faster_nor_slower(planted):
-    assert own(planted, "the_same").verdict not in ("faster", "slower")
+    assert own(planted, "the_same").verdict == "equivalent"
 
 
 # Frameworks, compilers and devices that are not there -------------------------------------------
@@ -670,15 +665,22 @@ def test_a_waiting_worker_uses_no_cpu(started, digits):
     assert answer.waiting_cpu_s <= 0.01 * answer.waited_s
 
 
-def test_a_sample_lasts_ten_milliseconds(started, digits):
-    """Sized in a row: alone a step of the asynchronous device costs as much as in a row."""
-    peer = started.execute(KEY, "sample")
-    for variant in ("good", "synchronised"):
-        prepare(peer, digits, variant)
-        samples = [peer.ask(30, "sample") for _ in range(10)]
-        lasted = [each.seconds * each.steps for each in samples]
-        assert min(lasted) >= 10e-3
-        assert median(lasted) < 50e-3
+@pytest.mark.parametrize(("alone_s", "in_a_row_s"), [(2e-3, 2e-3), (8e-3, 1e-3), (30e-3, 30e-3)])
+def test_a_sample_lasts_ten_milliseconds(bench, clock, monkeypatch, alone_s, in_a_row_s):
+    """Sized in a row: alone a step may cost more."""
+    waited = []
+
+    def step(x, y):
+        clock.sleep(alone_s if waited else in_a_row_s)
+        waited.clear()
+        return 0.0
+
+    monkeypatch.setattr(bench.kit.runtime, "synchronize", lambda: waited.append(1))
+    bench.prepared = Prepared(step, None, None, None)
+    bench._op_warm()
+    for _ in range(10):
+        sample = bench._op_sample()
+        assert 10e-3 <= sample.seconds * sample.steps < max(50e-3, 2 * alone_s)
 
 
 def test_a_caller_that_dies_while_it_calls_shuts_nobody_out(started):
@@ -695,10 +697,8 @@ def test_a_caller_that_dies_while_it_calls_shuts_nobody_out(started):
 def test_a_worker_that_dies_before_it_answers_is_a_failure_at_once(started, monkeypatch):
     started.start_parents([KEY])
     (started.logs / "0002-early.log").mkdir()  # its log can't be opened
-    start = time.monotonic()
     with pytest.raises(Failed, match="the worker exited with status 1 before it answered"):
-        started.fork(KEY, "early")
-    assert time.monotonic() - start < 20
+        started.fork(KEY, "early")  # which a time-out would not say
     assert configure(started.fork(KEY, "next"), LIMITS, seed=0).threads
 
 
@@ -724,7 +724,7 @@ def test_workers_end_with_what_they_started(started, digits):
         (child,) = psutil.Process(peer.peer.pid).children()
         assert child.name() == "sleep"
         peer.stop(kill=True)
-        assert until(lambda child=child: not child.is_running(), 5)
+        assert until(lambda child=child: not child.is_running(), 60)
 
 
 # Rounds and samples -----------------------------------------------------------------------------
@@ -899,21 +899,6 @@ def test_bounds_of_waiting_and_lateness(play, answers, reason):
 
 
 STEP_S = 2**-9  # of which sums are exact
-
-
-class Clock:
-    """In the place of `time`: who sleeps has slept at once, as long as was asked for."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def perf_counter(self):
-        return self.now
-
-    process_time = perf_counter
-
-    def sleep(self, seconds):
-        self.now += seconds
 
 
 @pytest.fixture
@@ -1312,21 +1297,40 @@ def test_trainings_that_end_at_once_are_noted_by_the_thread_that_asked(started, 
     assert sorted(noted) == sorted((case.id, "OK", threading.get_ident()) for case in cases)
 
 
-def test_training_ends_with_the_budget_of_its_workload_and_says_so(measure, fakes, monkeypatch):
-    monkeypatch.setenv("FAKE_FIT_S", "0.6")
-    (usual,) = faulty.TRAINED.workloads
-    longer = replace(usual, batch="compute", training=4.0)
-    technique = replace(faulty.TRAINED, workloads=(usual, longer))
-    found = measure("good", technique=technique, amount=Effort(1, 3, 3, train_s=1.5))
-    cut, whole = sorted(found.results.cases, key=lambda case: case.batch_size)
-    trained = len(cut.accuracy.per_seed)
-    assert cut.status == "OK"
-    assert 1 <= trained <= 2
-    assert cut.reason == (
-        f"accuracy: {trained} of 3 seeds trained in 1.5 s; --effort full trains all"
-    )
-    assert len(whole.accuracy.per_seed) == 3
-    assert whole.reason is None
+@pytest.mark.parametrize(
+    ("times", "trained", "reason"),
+    [
+        (1.0, 2, "accuracy: 2 of 3 seeds trained in 1.5 s; --effort full trains all"),
+        (4.0, 3, None),
+    ],
+)
+def test_training_ends_with_the_budget_of_its_workload_and_says_so(
+    tmp_path, monkeypatch, times, trained, reason
+):
+    """Each seed takes 0.6 seconds of a planted clock."""
+    clock = Clock()
+    monkeypatch.setattr(isolated_measurements, "time", clock)
+
+    class Trains:
+        key = SimpleNamespace(framework="pt", threads=1)
+
+        def ask(self, timeout, op, **given):
+            if op == "configure":
+                return None
+            clock.sleep(min(timeout, 0.6))
+            if timeout < 0.6:
+                raise Failed(processes.TIMED_OUT.format(op, timeout))
+            return TrainedSeed(value=90.0, epochs=1)
+
+        def stop(self, kill):
+            pass
+
+    case = one_case()
+    case = replace(case, workload=replace(case.workload, training=times))
+    starts = SimpleNamespace(limits=LIMITS, scratch=tmp_path, fork=lambda *_: Trains())
+    result = isolated_measurements.Trained()
+    isolated_measurements._train(starts, KEY, case, result, 3, "data", budget=1.5)
+    assert (result.status, len(result.per_seed), result.reason) == ("OK", trained, reason)
 
 
 def test_accuracy_is_that_of_samples_that_were_not_trained_on(digits):
@@ -1401,7 +1405,6 @@ run.Run(plan, run.Settings(results=results), folder, print).measure()
 
 
 @linux
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("forks", [True, False])
 def test_nothing_outlives_a_harness_that_is_killed(results_folder, forks):
     """Not even a worker that hangs."""
@@ -1419,11 +1422,11 @@ def test_nothing_outlives_a_harness_that_is_killed(results_folder, forks):
         def hangs():
             return any("hangs from now" in log.read_text() for log in logs.glob("*-hangs.log"))
 
-        assert until(hangs, 60), "the run did not get there"
+        assert until(hangs, 120), "the run did not get there"
         assert len(marked(mark)) >= 2  # of executed ones those that started before it, if any
         main.send_signal(signal.SIGKILL)
         assert main.wait() == -signal.SIGKILL
-        left = until(lambda: not [p for p in marked(mark) if p.name() != "sleep"], 15)
+        left = until(lambda: not [p for p in marked(mark) if p.name() != "sleep"], 60)
         assert left, marked(mark)
     finally:
         main.kill()
@@ -1542,8 +1545,3 @@ def test_what_the_row_s_own_code_imports_is_no_memory_of_it(measure, tmp_path, m
         plain, late = (found.cases["pt", n].memory for n in ("good", "imports_late"))
         assert late.import_bytes - plain.import_bytes > 35_000_000
         assert abs(late.above_import_bytes - plain.above_import_bytes) < 5_000_000
-
-
-def test_limits_have_generous_defaults():
-    assert TimeLimits().request >= 120
-    assert TimeLimits().train >= TimeLimits().request
