@@ -8,10 +8,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bench.analysis.advice import advice
-from bench.analysis.decisions import works
-from bench.analysis.priorities import TIME
+from bench.analysis.questions import answers
+from bench.analysis.ranking import works
 from bench.analysis.reading import view
+from bench.analysis.table import TIME
+from bench.record import Metric, TaskFacts
 from bench.report import charts, gains, graphs, readme
 from bench.report.content import build
 from bench.report.curves import curves
@@ -19,23 +20,28 @@ from bench.report.lifetimes import lifetimes
 from bench.report.page import blocks
 from bench.report.svg_shapes import MOST_TICKS, Scale, letters, scale, spread_letters, tick_text
 from bench.report.tradeoffs import on_front, tradeoffs
-from tests.report.test_report import TASKS, case, comparison, record, small
+from tests.records import TASKS, small_run, whole_run, with_case, with_comparison
 
+PT_BF16 = "digits-cnn-64/pt/bf16"
 BF16 = ("digits-cnn-64/pt/bf16", "digits-cnn-64/pt/fp32")
 
 
-def forest(results, task="digits-cnn"):
-    return charts.forest(view(results, "mixed_precision", task))
+def digits(run):
+    return view(run, "mixed_precision", "digits-cnn")
+
+
+def forest(run, task="digits-cnn"):
+    return charts.forest(view(run, "mixed_precision", task))
 
 
 def of(chart, kind, style=None):
-    found = [shape for shape in chart.shapes if shape.kind == kind]
-    return [shape for shape in found if style is None or style in shape.style.split()]
+    shapes = [shape for shape in chart.shapes if shape.kind == kind]
+    return [shape for shape in shapes if style is None or style in shape.style.split()]
 
 
 def mark(chart, words):
-    (found,) = [m for m in of(chart, "mark") if m.tip.startswith(words)]
-    return found
+    (only,) = [m for m in of(chart, "mark") if m.tip.startswith(words)]
+    return only
 
 
 # Scales ------------------------------------------------------------------------------------------
@@ -95,10 +101,8 @@ def test_tick_text(value, text):
 
 
 def test_marks_stand_at_their_ratio_between_their_bounds():
-    results = small()
-    own = comparison(results, *BF16)
-    own |= {"ratio": 0.5, "ci": [0.45, 0.56], "verdict": "faster"}
-    chart = forest(results)
+    half = {"ratio": 0.5, "ci": (0.45, 0.56), "verdict": "faster"}
+    chart = forest(with_comparison(small_run(), *BF16, **half))
     shown = mark(chart, "bf16: PyTorch ÷ own baseline 0.500 (0.450–0.560), faster")
     assert (shown.symbol, shown.open) == ("pt", False)
     (line,) = [
@@ -115,59 +119,56 @@ def test_marks_stand_at_their_ratio_between_their_bounds():
 @pytest.mark.parametrize(
     ("ci", "verdict", "open_"),
     [
-        ([0.90, 0.97], "faster", False),
-        ([0.90, 0.97], "faster, less accurate", False),
-        ([1.031, 1.2], "slower, more accurate", False),
-        ([0.90, 0.98], "faster, less accurate", True),
-        ([0.90, 0.98], "slightly faster", True),
-        ([0.99, 1.01], "equivalent", True),
+        ((0.90, 0.97), "faster", False),
+        ((0.90, 0.97), "faster, less accurate", False),
+        ((1.031, 1.2), "slower, more accurate", False),
+        ((0.90, 0.98), "faster, less accurate", True),
+        ((0.90, 0.98), "slightly faster", True),
+        ((0.99, 1.01), "equivalent", True),
         (None, None, True),
     ],
 )
 def test_a_mark_is_filled_where_a_difference_was_shown(ci, verdict, open_):
-    results = small()
-    comparison(results, *BF16).update(ci=ci, verdict=verdict)
-    assert mark(forest(results), "bf16: PyTorch ÷ own").open is open_
+    run = with_comparison(small_run(), *BF16, ci=ci, verdict=verdict)
+    assert mark(forest(run), "bf16: PyTorch ÷ own").open is open_
 
 
 @pytest.mark.parametrize(
     ("ci", "verdict", "rows", "sides"),
-    [([0.90, 0.98], "slightly faster", 0, {None}), ([0.90, 0.96], "faster", 9, {"pt"})],
+    [((0.90, 0.98), "slightly faster", 0, {None}), ((0.90, 0.96), "faster", 9, {"pt"})],
 )
 def test_shown_is_the_same_in_charts_conclusions_and_who_is_ahead(ci, verdict, rows, sides):
-    results = record()
-    for each in results["comparisons"]:
-        each.update(ratio=0.94, ci=ci, verdict=verdict)
-    for chart in (forest(results), gains.chart(works(results))):
-        assert {each.open for each in of(chart, "mark")} == {not rows}
-    (said,) = [each for each in readme.conclusions([results]) if each.startswith("Shown")]
+    run = whole_run()
+    same = {"ratio": 0.94, "ci": ci, "verdict": verdict}
+    run = run.but(comparisons=[comparison.but(**same) for comparison in run.comparisons])
+    for chart in (forest(run), gains.chart(works(run))):
+        assert {shape.open for shape in of(chart, "mark")} == {not rows}
+    (said,) = [line for line in readme.conclusions([run]) if line.startswith("Shown")]
     assert f" {rows} of 9 rows in PyTorch" in said
-    assert {each.ahead for each in advice(results) if each.figure == TIME} == sides
+    assert {answer.ahead for answer in answers(run) if answer.goal.figure == TIME} == sides
 
 
 def test_unlike_work_has_no_mark():
-    chart = forest(record(), "text-gpt")
+    chart = forest(whole_run(), "text-gpt")
     tips = [m.tip for m in of(chart, "mark")]
     assert any(tip.startswith("bf16: PyTorch ÷ TensorFlow") for tip in tips)
     assert not any(tip.startswith("as_installed: PyTorch ÷ TensorFlow") for tip in tips)
 
 
 def test_every_ratio_of_the_table_has_its_mark_and_figure():
-    results = record()
-    chart = forest(results)
+    run = whole_run()
+    chart = forest(run)
     expected = [
-        c
-        for c in results["comparisons"]
-        if c["task"] == "digits-cnn" and c["verdict"] != "not comparable"
+        c for c in run.comparisons if c.task == "digits-cnn" and c.verdict != "not comparable"
     ]
     assert len(of(chart, "mark")) == len(expected)
     figures = sorted(label.text for label in of(chart, "label", "figure"))
-    assert figures == sorted(f"{c['ratio']:.3f}" for c in expected)
+    assert figures == sorted(f"{c.ratio:.3f}" for c in expected)
     assert f"{len(expected)} ratios from " in chart.description
 
 
 def test_a_quick_run_has_marks_and_no_interval():
-    chart = forest(record("quick"))
+    chart = forest(whole_run("quick"))
     assert of(chart, "mark")
     assert not of(chart, "line", "interval")
     assert all(m.open for m in of(chart, "mark"))
@@ -175,7 +176,7 @@ def test_a_quick_run_has_marks_and_no_interval():
 
 
 def test_without_ratios_there_is_no_plot():
-    assert forest(record() | {"comparisons": []}) is None
+    assert forest(whole_run().but(comparisons=[])) is None
     assert charts.controls_forest([]) is None
 
 
@@ -183,11 +184,9 @@ def test_without_ratios_there_is_no_plot():
 
 
 def test_bars_are_as_long_as_their_bytes_above_import():
-    results = record()
-    memory = case(results, "digits-cnn-64/pt/bf16")["memory"]
-    memory |= {"import_bytes": 100, "build_bytes": 50_000_100, "first_step_peak_bytes": 90}
+    memory = {"import_bytes": 100, "build_bytes": 50_000_100, "first_step_peak_bytes": 90}
     memory |= {"steady_peak_bytes": 150_000_100}
-    chart = charts.memory_bars(view(results, "mixed_precision", "digits-cnn"))
+    chart = charts.memory_bars(digits(with_case(whole_run(), PT_BF16, memory=memory)))
     (figures,) = [label for label in of(chart, "label") if label.text == "50.0 · 0 · 150"]
     bars = [bar for bar in of(chart, "box") if figures.y < bar.y < figures.y + 30]
     assert [bar.style.split()[-1] for bar in bars] == ["phase-0", "phase-1", "phase-2"]
@@ -196,11 +195,9 @@ def test_bars_are_as_long_as_their_bytes_above_import():
 
 
 def test_a_case_without_memory_or_that_failed_has_no_bar():
-    results = record()
-    before = len(of(charts.memory_bars(view(results, "mixed_precision", "digits-cnn")), "box"))
-    case(results, "digits-cnn-64/pt/bf16")["memory"] = None
-    case(results, "digits-cnn-64/tf/bf16")["status"] = "FAILED"
-    after = len(of(charts.memory_bars(view(results, "mixed_precision", "digits-cnn")), "box"))
+    run = with_case(whole_run(), PT_BF16, memory=None)
+    run = with_case(run, "digits-cnn-64/tf/bf16", status="FAILED")
+    before, after = (len(of(charts.memory_bars(digits(r)), "box")) for r in (whole_run(), run))
     assert before - after == 6
 
 
@@ -223,9 +220,7 @@ def test_the_front_is_what_nothing_beats(points, more_is_better):
 
 
 def test_points_on_the_front_are_filled_and_named():
-    results = small()
-    found = view(results, "mixed_precision", "digits-cnn")
-    ((table, (chart,)),) = tradeoffs(found, TASKS["digits-cnn"])
+    ((table, (chart,)),) = tradeoffs(digits(small_run()), TASKS["digits-cnn"])
     rows = {row[0]: row for row in table.rows[1:]}
     for shown in of(chart, "mark"):
         letter = shown.tip.split(":")[0]
@@ -236,11 +231,10 @@ def test_points_on_the_front_are_filled_and_named():
 
 
 def test_sizes_have_a_picture_of_their_own():
-    results = small()
+    run = small_run()
     for place, name in enumerate(("pt/fp32", "pt/bf16", "tf/fp32")):
-        case(results, f"digits-cnn-64/{name}")["artifact_bytes"] = 10**6 * (1 + place)
-    found = view(results, "mixed_precision", "digits-cnn")
-    ((table, drawn),) = tradeoffs(found, TASKS["digits-cnn"])
+        run = with_case(run, f"digits-cnn-64/{name}", artifact_bytes=1e6 * (1 + place))
+    ((table, drawn),) = tradeoffs(digits(run), TASKS["digits-cnn"])
     assert [chart.title.split(",")[0] for chart in drawn] == [
         "Accuracy in % over step time [ms]",
         "Accuracy in % over size on disk [MB]",
@@ -251,22 +245,19 @@ def test_sizes_have_a_picture_of_their_own():
 
 def test_compressed_sizes_have_one_too():
     """Pruned files are as large as others until they are compressed."""
-    results = small()
+    run = small_run()
     for place, name in enumerate(("pt/fp32", "pt/bf16")):
-        found = case(results, f"digits-cnn-64/{name}")
-        size = {"value": 10**6 * (2 - place), "unit": "bytes", "ci": None, "samples": None}
-        found["metrics"]["compressed_artifact"] = size
-    ((_, drawn),) = tradeoffs(view(results, "mixed_precision", "digits-cnn"), TASKS["digits-cnn"])
+        size = Metric(value=1e6 * (2 - place), unit="bytes")
+        run = with_case(run, f"digits-cnn-64/{name}", metrics={"compressed_artifact": size})
+    ((_, drawn),) = tradeoffs(digits(run), TASKS["digits-cnn"])
     assert drawn[-1].title.startswith("Accuracy in % over size compressed [MB]")
     assert len(of(drawn[-1], "mark")) == 2
 
 
 def test_fewer_bits_stand_higher():
-    results = small()
     up = {}
     for metric in ("accuracy", "bits_per_character", "mAP"):
-        found = view(results, "mixed_precision", "digits-cnn")
-        ((table, (chart,)),) = tradeoffs(found, {"metric": metric})
+        ((table, (chart,)),) = tradeoffs(digits(small_run()), TaskFacts(metric=metric))
         up[metric] = {m.tip[3:]: m.y for m in of(chart, "mark")}
     assert table.title.startswith("mAP against what it costs")
     assert chart.title.startswith("mAP@[.5:.95] in % over step time [ms]")
@@ -291,15 +282,11 @@ def test_no_letter_covers_another(places):
 
 
 def test_the_curve_goes_from_the_first_calls_to_the_steps():
-    results = small()
-    own = comparison(results, *BF16)
-    own |= {"ratio": 0.5, "ci": [0.48, 0.52]}
-    first, base = (case(results, f"digits-cnn-64/pt/{name}") for name in ("bf16", "fp32"))
-    first["metrics"]["cold_first_calls_s"]["value"] = 18.5
-    base["metrics"]["cold_first_calls_s"]["value"] = 1.0
-    base["timing"]["median_s"] = 0.1
-    first["metrics"]["break_even_steps"]["value"] = 350.0
-    (chart,) = lifetimes(view(results, "mixed_precision", "digits-cnn"))
+    run = with_comparison(small_run(), *BF16, ratio=0.5, ci=(0.48, 0.52))
+    slow_start = {"cold_first_calls_s": {"value": 18.5}, "break_even_steps": {"value": 350.0}}
+    run = with_case(run, PT_BF16, metrics=slow_start)
+    base = {"metrics": {"cold_first_calls_s": {"value": 1.0}}, "timing": {"median_s": 0.1}}
+    (chart,) = lifetimes(digits(with_case(run, "digits-cnn-64/pt/fp32", **base)))
     (curve,), (one,) = of(chart, "curve"), of(chart, "line", "one")
     begin, end = curve.points[0][1], curve.points[-1][1]
     steps = 9_999 * 0.1
@@ -314,9 +301,8 @@ def test_the_curve_goes_from_the_first_calls_to_the_steps():
 
 
 def test_a_variant_that_is_never_repaid_has_no_break_even():
-    results = small()
-    case(results, "digits-cnn-64/pt/bf16")["metrics"]["break_even_steps"]["value"] = None
-    (chart,) = lifetimes(view(results, "mixed_precision", "digits-cnn"))
+    never = {"break_even_steps": {"value": None}}
+    (chart,) = lifetimes(digits(with_case(small_run(), PT_BF16, metrics=never)))
     assert not of(chart, "mark")
     assert "no break-even" in chart.description
 
@@ -325,19 +311,19 @@ def test_a_variant_that_is_never_repaid_has_no_break_even():
 
 
 def with_curves(**change):
-    results = small()
+    run = small_run()
     points = [[0.001, 2.0], [0.01, 1.0], [0.1, 3.0]]
     told = {"x": "learning rate", "y": "loss", "log": True, "points": points, "mark": [0.01, 1.0]}
     for side in ("pt", "tf"):
-        case(results, f"digits-cnn-64/{side}/bf16")["evidence"] = {"curve": told | change}
-    return results
+        run = with_case(run, f"digits-cnn-64/{side}/bf16", evidence={"curve": told | change})
+    return run
 
 
 def test_a_curve_of_both_frameworks_stands_where_its_points_say():
-    (chart,) = curves(view(with_curves(), "mixed_precision", "digits-cnn"))
-    (ours,), (theirs,) = (of(chart, "curve", side) for side in ("pt", "tf"))
-    assert ours.points == theirs.points
-    (x0, y0), (x1, y1), (x2, y2) = ours.points
+    (chart,) = curves(digits(with_curves()))
+    (pt,), (tf,) = (of(chart, "curve", side) for side in ("pt", "tf"))
+    assert pt.points == tf.points
+    (x0, y0), (x1, y1), (x2, y2) = pt.points
     assert x1 - x0 == pytest.approx(x2 - x1, abs=0.02)  # decades
     assert (y0 - y2) / (y1 - y0) == pytest.approx(1.0, rel=0.01)  # pixels go down
     assert {(m.x, m.y) for m in of(chart, "mark")} == {(x1, y1)}
@@ -347,11 +333,11 @@ def test_a_curve_of_both_frameworks_stands_where_its_points_say():
 
 @pytest.mark.parametrize("points", [None, [], [[1, 2]], [[1, 2], [1, 3]], ["a", [None, 2]], "ab"])
 def test_what_is_no_curve_is_not_drawn(points):
-    assert curves(view(with_curves(points=points), "mixed_precision", "digits-cnn")) == []
+    assert curves(digits(with_curves(points=points))) == []
 
 
 def test_a_mark_elsewhere_is_left_out():
-    (chart,) = curves(view(with_curves(mark=[9.0, 1.0]), "mixed_precision", "digits-cnn"))
+    (chart,) = curves(digits(with_curves(mark=[9.0, 1.0])))
     assert not of(chart, "mark")
 
 
@@ -363,10 +349,9 @@ def test_the_points_of_a_curve_stand_in_its_chart_alone():
 
 
 def test_every_chart_stands_beside_a_table_of_its_figures():
-    results = small()
-    (part,) = build(results).techniques
-    found = view(results, "mixed_precision", "digits-cnn")
-    made = blocks(found, part.tasks[0].tables, TASKS["digits-cnn"])
+    run = small_run()
+    (part,) = build(run).techniques
+    made = blocks(digits(run), part.tasks[0].tables, TASKS["digits-cnn"])
     drawn = {block.table.title.split(" (")[0]: len(block.charts) for block in made}
     assert {title for title, count in drawn.items() if count} == {
         "Ratios of step time",

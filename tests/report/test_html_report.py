@@ -19,25 +19,18 @@ from types import SimpleNamespace
 import pytest
 
 from bench import conftest as plugin
-from bench.analysis.advice import advice
-from bench.analysis.reading import DIFFERENT, load
+from bench.analysis.questions import answers
+from bench.record import DIFFERENT, FRAMEWORKS, Record, decode, encode, load
 from bench.report import advised
 from bench.report import tables as tables_module
 from bench.report.csv_export import csv_text
 from bench.report.files import FORMATS, OWN, write_reports
+from bench.report.names import name_of
 from bench.report.page import html
 from bench.report.text import plain, printable
 from tests import workers
-from tests.report.test_report import (
-    HOSTILE,
-    case,
-    columns,
-    comparison,
-    markdown_tables,
-    record,
-    renamed,
-    small,
-)
+from tests.records import find_case, find_comparison, small_run, whole_run, with_case
+from tests.report.test_report import BF16, FP32, HOSTILE, TF_BF16, columns, markdown_tables, renamed
 
 ROOT = Path(__file__).resolve().parents[2]
 VOID = {"meta", "input", "line", "rect", "circle", "path", "polyline", "br", "wbr"}
@@ -94,8 +87,8 @@ class Reader(HTMLParser):
         self.here.pieces.append(data)
 
 
-def read(results) -> Element:
-    return Reader(html(results)).root
+def read(run: Record) -> Element:
+    return Reader(html(run)).root
 
 
 def tables(root: Element) -> list[list[list[str]]]:
@@ -123,7 +116,7 @@ def place(request) -> Path:
 
 
 @pytest.fixture(scope="module")
-def published(place) -> dict:
+def published(place) -> Record:
     return load(place)
 
 
@@ -154,7 +147,8 @@ def test_sections_stand_in_their_order(published, page):
     ]
     (section,) = [e for e in page.all("section") if e.attrs["id"] == "techniques"]
     heads = [h.words() for h in section.all("h3")]
-    assert sorted(heads) == sorted(about["title"] for about in in_order(published))
+    names = dict.fromkeys(case.technique for case in published.cases)
+    assert sorted(heads) == sorted(published.techniques[name].title for name in names)
 
 
 def test_everything_below_the_answer_is_folded(page):
@@ -165,11 +159,6 @@ def test_everything_below_the_answer_is_folded(page):
             folded |= above.tag == "details" and "open" not in above.attrs
             above = above.parent
         assert folded or table in list(answer.all("table"))
-
-
-def in_order(results) -> list[dict]:
-    names = dict.fromkeys(entry["technique"] for entry in results["cases"])
-    return [results["techniques"][name] for name in names]
 
 
 def test_headings_skip_no_level_and_links_lead_somewhere(page):
@@ -188,7 +177,7 @@ def test_headings_skip_no_level_and_links_lead_somewhere(page):
 
 def test_every_picture_has_a_title_a_description_and_a_table_beside_it(published, page):
     pictures = [svg for svg in page.all("svg") if svg.attrs.get("role") == "img"]
-    trained = any(case["accuracy"] for case in published["cases"])
+    trained = any(case.accuracy for case in published.cases)
     assert len(pictures) >= (5 if trained else 1)  # input pipelines have one of gains alone
     for svg in pictures:
         title, about = svg.attrs["aria-labelledby"].split()
@@ -211,15 +200,13 @@ def test_table_heads_have_a_scope(page):
 
 
 def test_the_command_can_be_copied(published, page):
-    assert published["command"] in [e.text for e in page.all("code")]
+    assert published.command in [e.text for e in page.all("code")]
 
 
 def test_problems_give_their_reason():
-    found = record()
-    sound = next(one for one in found["cases"] if one["status"] == "OK")
-    sound["reason"] = "accuracy not measured: of a file"
+    run = with_case(whole_run(), FP32, reason="accuracy not measured: of a file")
     text = " ".join(
-        e.words() for e in read(found).all("details") if "technique" in e.attrs.get("class", "")
+        e.words() for e in read(run).all("details") if "technique" in e.attrs.get("class", "")
     )
     assert "IN PART: PyTorch fp32accuracy not measured: of a file" in text
     assert "UNSUPPORTED: PyTorch fp16needs a CUDA GPU; none was found" in text
@@ -237,24 +224,25 @@ def answered(page: Element) -> str:
 def test_the_answer_names_what_gains_and_who_is_ahead(published, page):
     """Whose figures tests/analysis works out in another way."""
     text = answered(page)
-    for found in advice(published):
-        assert f"{found.question.aim} {advised.place_of(found)}" in text
-        for side in filter(lambda side: side.best, found.sides):
-            gain = advised.gained(side.best.effects[found.figure], found.figure)
-            assert f"{advised.name_of(side.best.case)} {gain}" in text
-        assert " ".join(advised.ahead(found)) in text
+    for answer in answers(published):
+        assert f"{answer.question.aim} {advised.place_of(answer)}" in text
+        for side in answer.sides.values():
+            if row := advised.named(side):
+                gain = advised.gained(row.ratios[answer.goal.figure], answer.goal)
+                assert f"{name_of(row.case)} {gain}" in text
+        assert " ".join(advised.ahead(answer)) in text
 
 
 def test_one_sentence_says_what_was_measured(published, page):
     (said,) = [e.words() for e in page.all("p") if e.attrs.get("class") == "measured"]
-    found = published["environment"]
-    on = f"the GPU {found['gpu']['name']}, on " if found["gpu"] else "a CPU, no GPU: "
-    assert said.startswith(f"Measured on {on}{found['cpu']}")
+    machine = published.environment
+    on = f"the GPU {machine.gpu['name']}, on " if machine.gpu else "a CPU, no GPU: "
+    assert said.startswith(f"Measured on {on}{machine.cpu}")
     assert "parameters" in said
 
 
 def test_a_quick_run_gives_an_order_and_no_best():
-    text = answered(read(record("quick")))
+    text = answered(read(whole_run("quick")))
     assert "times as fast against “fp32”, one block, no interval" in text
     assert "not compared" in text
 
@@ -262,11 +250,13 @@ def test_a_quick_run_gives_an_order_and_no_best():
 def test_the_chart_has_every_technique_with_a_ratio_in_both_frameworks(published, page):
     (answer,) = [e for e in page.all("section") if e.attrs["id"] == "answer"]
     (about,) = list(answer.all("desc"))
-    named = {entry["id"]: entry for entry in published["cases"]}
-    compared = [c for c in published["comparisons"] if c["kind"] == "baseline"]
-    for c in (c for c in compared if c["verdict"] != DIFFERENT and c["technique"] != "baseline"):
-        side = {"pt": "PyTorch", "tf": "TensorFlow"}[named[c["numerator"]]["framework"]]
-        assert re.search(rf"{side} [^;:]*\({c['technique']}\b", about.text), c
+    cases = {case.id: case for case in published.cases}
+    for pair in published.comparisons:
+        if pair.kind != "baseline" or pair.verdict == DIFFERENT or pair.technique == "baseline":
+            continue
+        side = FRAMEWORKS[cases[pair.numerator].framework]
+        technique = pair.technique.replace("_", " ")
+        assert re.search(rf"{side} [^;:]*\b{technique}\b", about.text), pair
 
 
 def test_all_techniques_in_one_page_are_below_two_megabytes_and_quickly_made():
@@ -276,11 +266,11 @@ def test_all_techniques_in_one_page_are_below_two_megabytes_and_quickly_made():
 
 
 def test_the_answer_of_a_terminal_holds_its_lines_and_names_each_aim():
-    for run, whole in ((record(), True), (load(ROOT / "docs"), False)):
+    for run, whole in ((whole_run(), True), (load(ROOT / "docs"), False)):
         lines = tables_module.answered(run, 80).splitlines()
         assert len(lines) <= tables_module.MOST_LINES
         assert max(map(columns, lines)) <= 80
-        told, _ = advised.split(advice(run))
+        told, _ = advised.split(answers(run))
         assert all(any(line.startswith(a.question.aim) for line in lines) for a in told)
         assert lines[-1].startswith("… and ") != whole
 
@@ -345,18 +335,23 @@ FIXED |= {"parity", "samples_per_s", "share_of_peak", "cold_first_calls_s", "bre
 FIXED |= {"pt", "tf", "bench"}
 
 
-def poisoned(value, poison: str, free: bool = False):
-    """The record with `poison` after every text, and after every name that is free."""
+def _poisoned(value, poison: str, free: bool = False):
+    """JSON with `poison` after every text, and after every name that is free."""
     if isinstance(value, dict):
         return {
-            key + (poison if free and key not in FIXED else ""): poisoned(
+            key + (poison if free and key not in FIXED else ""): _poisoned(
                 inner, poison, key in FREE_NAMES or (free and isinstance(inner, dict))
             )
             for key, inner in value.items()
         }
     if isinstance(value, list):
-        return [poisoned(inner, poison, free) for inner in value]
+        return [_poisoned(inner, poison, free) for inner in value]
     return value + poison if isinstance(value, str) and value not in KEPT else value
+
+
+def poisoned(run: Record, poison: str) -> Record:
+    """The record with `poison` after every text, and after every name that is free."""
+    return decode(json.dumps(_poisoned(json.loads(encode(run)), poison)))
 
 
 POISONS = [
@@ -373,19 +368,19 @@ POISONS = [
 @pytest.fixture(scope="module")
 def harmless() -> tuple:
     """The shapes of the pages with a harmless text: in every text, and as the answer."""
-    answered = Reader(html(small(), "plain")).root
-    return shape(read(poisoned(small(), "plain"))), shape(answered)
+    answered = Reader(html(small_run(), "plain")).root
+    return shape(read(poisoned(small_run(), "plain"))), shape(answered)
 
 
 @pytest.mark.parametrize("poison", POISONS, ids=range(len(POISONS)))
 def test_poison_in_every_text_adds_no_element(poison, harmless):
-    assert shape(read(poisoned(small(), poison))) == harmless[0]
+    assert shape(read(poisoned(small_run(), poison))) == harmless[0]
 
 
 @pytest.mark.parametrize("poison", POISONS, ids=range(len(POISONS)))
 def test_the_answer_on_a_users_model_keeps_its_lines_and_adds_no_element(poison, harmless):
     code = f"{poison}\n    indented()"
-    page = Reader(html(small(), code)).root
+    page = Reader(html(small_run(), code)).root
     (shown,) = [found for found in page.all("pre") if found.attrs.get("class") == "own"]
     assert shown.text == "\n".join(map(printable, code.splitlines()))
     assert not shown.children
@@ -393,58 +388,53 @@ def test_the_answer_on_a_users_model_keeps_its_lines_and_adds_no_element(poison,
 
 
 def test_a_run_that_goes_on_shows_no_answer_of_before(tmp_path):
-    (tmp_path / "results.json").write_text(json.dumps(small()))
+    (tmp_path / "results.json").write_bytes(encode(small_run()))
     (tmp_path / OWN).write_text("the answer of before")
     write_reports(tmp_path, ["html"])
     assert "the answer of before" in (tmp_path / FORMATS["html"]).read_text()
     settings = SimpleNamespace(amount=SimpleNamespace(first_pass_alone=True))
-    plugin._show(SimpleNamespace(folder=tmp_path, settings=settings), None, small(), None)
+    plugin._show(SimpleNamespace(folder=tmp_path, settings=settings), None, small_run(), None)
     assert "the answer of before" not in (tmp_path / FORMATS["html"]).read_text()
 
 
 # tables.csv --------------------------------------------------------------------------------------
 
 
-def rows(results) -> dict[str, dict[str, str]]:
-    return {row["id"]: row for row in csv.DictReader(io.StringIO(csv_text(results)))}
+def rows(run: Record) -> dict[str, dict[str, str]]:
+    return {row["id"]: row for row in csv.DictReader(io.StringIO(csv_text(run)))}
 
 
 def test_csv_has_a_row_for_each_case_at_full_precision():
-    results = record()
-    found = rows(results)
-    assert list(found) == [entry["id"] for entry in results["cases"]]
-    entry = case(results, "digits-cnn-64/pt/bf16")
-    row = found[entry["id"]]
-    assert float(row["step_s"]) == entry["timing"]["median_s"]
-    assert float(row["step_s_low"]) == entry["timing"]["ci_s"][0]
+    run = whole_run()
+    by_id = rows(run)
+    assert list(by_id) == [case.id for case in run.cases]
+    case = find_case(run, BF16)
+    row = by_id[case.id]
+    assert float(row["step_s"]) == case.timing.median_s
+    assert float(row["step_s_low"]) == case.timing.ci_s[0]
     assert row["blocks"] == "8"
-    own = comparison(results, "digits-cnn-64/pt/bf16", "digits-cnn-64/pt/fp32")
-    twins = comparison(results, "digits-cnn-64/pt/bf16", "digits-cnn-64/tf/bf16")
-    assert float(row["ratio_to_baseline"]) == own["ratio"]
-    assert row["ratio_to_baseline_verdict"] == own["verdict"]
-    assert float(row["ratio_pytorch_to_tensorflow"]) == twins["ratio"]
-    assert float(row["ratio_pytorch_to_tensorflow_high"]) == twins["ci"][1]
-    assert row["memory_steady_peak_bytes"] == str(entry["memory"]["steady_peak_bytes"])
-    assert float(row["accuracy_to_baseline"]) == entry["accuracy"]["difference"]["mean"]
+    to_baseline, twins = (find_comparison(run, BF16, other) for other in (FP32, TF_BF16))
+    assert float(row["ratio_to_baseline"]) == to_baseline.ratio
+    assert row["ratio_to_baseline_verdict"] == to_baseline.verdict
+    assert float(row["ratio_pytorch_to_tensorflow"]) == twins.ratio
+    assert float(row["ratio_pytorch_to_tensorflow_high"]) == twins.ci[1]
+    assert row["memory_steady_peak_bytes"] == f"{case.memory.steady_peak_bytes:.0f}"
+    assert float(row["accuracy_to_baseline"]) == case.accuracy.difference.mean
     assert float(row["metric_share_of_peak"]) == 0.18
     assert row["metric_samples_per_s_unit"] == "1/s"
 
 
 def test_csv_leaves_out_what_the_tables_leave_out():
-    results = record()
-    failed = case(results, "digits-cnn-64/pt/bf16")
-    failed |= {"status": "FAILED", "reason": "died in block 5"}
-    unlike = comparison(results, "text-gpt-16/pt/as_installed", "text-gpt-16/tf/as_installed")
-    assert unlike["verdict"] == "not comparable"
-    found = rows(results)
-    row = found[failed["id"]]
+    run = with_case(whole_run(), BF16, status="FAILED", reason="died in block 5")
+    by_id = rows(run)
+    row = by_id[find_case(run, BF16).id]
     assert row["reason"] == "died in block 5"
     assert {row[name] for name in row if name.startswith(("step", "memory", "acc", "metric"))} == {
         ""
     }
-    row = found["mixed_precision/text-gpt-16/pt/as_installed"]
+    row = by_id["mixed_precision/text-gpt-16/pt/as_installed"]
     assert row["ratio_pytorch_to_tensorflow"] == ""
-    assert row["ratio_pytorch_to_tensorflow_verdict"] == "not comparable"
+    assert row["ratio_pytorch_to_tensorflow_verdict"] == DIFFERENT
 
 
 @pytest.mark.parametrize("name", ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1"])
@@ -462,7 +452,7 @@ def test_csv_is_rectangular_whatever_the_names(name):
     text = csv_text(renamed(name))
     lines = list(csv.reader(io.StringIO(text)))
     assert {len(line) for line in lines} == {len(lines[0])}
-    assert len(lines) == len(record()["cases"]) + 1 == text.count("\n")
+    assert len(lines) == len(whole_run().cases) + 1 == text.count("\n")
     text.encode()
 
 
@@ -491,7 +481,7 @@ def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("page")
     for name in ("small", "all"):
         (folder / name).mkdir()
-    (folder / "small" / "results.json").write_text(json.dumps(small()), "utf-8")
+    (folder / "small" / "results.json").write_bytes(encode(small_run()))
     write_reports(folder / "small", ["html"])
     text, _ = rendered(ROOT / "docs" / "results.json")
     (folder / "all" / FORMATS["html"]).write_text(text, "utf-8")
@@ -674,7 +664,7 @@ def test_nothing_of_a_record_runs(visit, tmp_path, guarded):
     some = POISONS[::3] if guarded else POISONS[1::3]
     for number, poison in enumerate(POISONS if workers.campaign() else some):
         file = tmp_path / f"{number}.html"
-        file.write_text(html(poisoned(small(), poison)), "utf-8")
+        file.write_text(html(poisoned(small_run(), poison)), "utf-8")
         tab = visit(file, bypass_csp=not guarded)
         tab.evaluate(
             """document.querySelectorAll("details").forEach((part) => { part.open = true; });
@@ -693,7 +683,7 @@ def test_nothing_of_a_record_runs(visit, tmp_path, guarded):
 def test_the_policy_stops_a_foreign_script(visit, tmp_path):
     """What the test before rests on: without escaping, the policy still holds."""
     file = tmp_path / "report.html"
-    text = html(small()).replace("</main>", "<script>window.__pwned = 1</script></main>")
+    text = html(small_run()).replace("</main>", "<script>window.__pwned = 1</script></main>")
     file.write_text(text, "utf-8")
     tab = visit(file)
     assert tab.evaluate("typeof window.__pwned") == "undefined"
