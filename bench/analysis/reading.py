@@ -6,16 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from bench.record import (  # noqa: F401 - for those that still import them from here
-    DIFFERENT,
-    FRAMEWORKS,
-    INFERENCE,
-    Case,
-    Comparison,
-    Record,
-    load,
-    results_file,
-)
+from bench.record import INFERENCE, Case, Comparison, Record
 
 
 @dataclass(frozen=True)

@@ -34,13 +34,3 @@ def finite(value: Any) -> Any:
     if isinstance(value, Struct):
         return replace(value, **{k: finite(getattr(value, k)) for k in value.__struct_fields__})
     return value
-
-
-def is_pair(bounds):
-    return bounds is not None and len(bounds) == 2 and all(map(is_number, bounds))
-
-
-def at(entry, *path):
-    for key in path:
-        entry = entry.get(key) if isinstance(entry, dict) else None
-    return entry

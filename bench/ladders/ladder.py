@@ -1,7 +1,8 @@
 """What a ladder is: its rungs, each with what it is judged by, and a run of it as a case.
 
-A run is a whole training in a process of its own, with the rungs that it is given. It is a probe of
-the harness (`bench.harness.isolated_measurements.probes`): `probe(impl, work, batches)` of the ladder's module,
+A run is a whole training in a process of its own, with the rungs that it is given. It is a probe
+of the harness (`bench.harness.isolated_measurements.probes`), `probe(impl, work, batches)` of the
+ladder's module,
 whose settings are `rungs` and what `materialise` returns.
 """
 
