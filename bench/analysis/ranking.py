@@ -367,7 +367,7 @@ class Aim:
     def ratio(self, row: Row, other: Row) -> Figure | None:
         """The figure of a row over that of another; None where the two did unlike work.
 
-        Of points gained, those that it gains more.
+        Of points gained, those that it reaches more, by the seeds that both trained with.
         """
         table, pair = self.work.table, (self.figure(row), self.figure(other))
         if self.goal.figure == TIME:
@@ -376,7 +376,9 @@ class Aim:
                 return self._ratio_of_steps(row, other, ratio)
             return ratio if ratio or reason == NOT_COMPARABLE else quotient(*pair)
         if self.goal.figure == GAINED:
-            return _less(*pair)
+            plain = row.is_baseline or other.is_baseline  # which gains nothing, over any other
+            seeds = None if plain else table.between(row.case, other.case, GAINED)[0]
+            return seeds if seeds and seeds.bounds else _less(*pair)
         return table.ratio(self.goal.figure, *pair)[0]
 
     def _ratio_of_steps(self, row: Row, other: Row, ratio: Figure) -> Figure:
