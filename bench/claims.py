@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def _run(given: argparse.Namespace) -> int:
     if given.json:
         print(json.dumps(data(records, judged), indent=1, ensure_ascii=False))
     elif given.write or given.check:
-        paths = " ".join(path.as_posix() for path in given.paths)
+        paths = shlex.join(path.as_posix() for path in given.paths)
         return put(PAGE, page(records, judged, paths), paths, check=given.check)
     else:
         print("\n".join(text(records, judged)))

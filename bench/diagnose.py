@@ -17,6 +17,7 @@ import ast
 import contextlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -57,7 +58,7 @@ def check_make(path: Path) -> None:
     if found & set(MAKERS.values()):
         raise ValueError(
             f"{path} is a file for twinbench try, which diagnoses its step, too: "
-            f"twinbench try {path} --technique bottleneck"
+            f"twinbench try {shlex.quote(str(path))} --technique bottleneck"
         )
     raise ValueError(f"{path} has no function make() that returns (step, batches): write one")
 

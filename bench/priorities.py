@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import shlex
 import sys
 import tokenize
 from functools import cache
@@ -136,7 +137,7 @@ def main(arguments: list[str] | None = None) -> int:
         if not found:
             raise ValueError(f"{given.path}: no row ran that is no baseline")
         if given.check or given.write:
-            place = given.path.as_posix()
+            place = shlex.quote(given.path.as_posix())
             return put(PAGE, page(record, found, place), place, check=given.check)
         print("\n".join(text(record, found)))
     except ValueError as error:

@@ -15,6 +15,7 @@ the code to copy, which was run as it is printed.
 
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -51,7 +52,9 @@ def write_example(path: Path) -> int:
     except OSError as error:
         print(f"twinbench try: {path} can't be written ({error.strerror})", file=sys.stderr)
         return 2
-    print(f"{path} is written. Put your model into it, then: twinbench try {path}")
+    print(
+        f"{path} is written. Put your model into it, then: twinbench try {shlex.quote(str(path))}"
+    )
     return 0
 
 

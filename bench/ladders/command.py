@@ -13,6 +13,7 @@ in ladder.md and the picture in ladder.svg beside it.
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 import signal
 import sys
@@ -115,9 +116,9 @@ def _climb(given: argparse.Namespace) -> int:
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if not climb.measure():
-            say(f"time is over: --resume {folder} goes on")
+            say(f"time is over: --resume {shlex.quote(str(folder))} goes on")
     except KeyboardInterrupt:
-        say(f"interrupted: --resume {folder} goes on")
+        say(f"interrupted: --resume {shlex.quote(str(folder))} goes on")
         status = 130
     finally:
         signal.signal(signal.SIGTERM, before)

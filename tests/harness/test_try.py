@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -510,7 +511,7 @@ def test_code_says_how_to_start_it_as_the_rows_were(own, tmp_path):
     code = user_code.train_code(own, row, "use.py")
     (tmp_path / "use.py").write_text("import json, os; print(json.dumps(dict(os.environ)))")
     command = [line.strip("# ") for line in code.splitlines() if line[:6] == "#     "]
-    said = "\n".join(command).replace("python ", f"{sys.executable} ")
+    said = "\n".join(command).replace("python ", f"{shlex.quote(sys.executable)} ")
     done = subprocess.run(said, shell=True, cwd=tmp_path, capture_output=True, check=True)
     assert json.loads(done.stdout).items() >= machine.TUNED_ALLOCATOR.items()
 

@@ -47,7 +47,7 @@ def certain(truth):
 
 def coco(scenes, metric):
     """What pycocotools makes of the same boxes."""
-    truth, found = [], []
+    truth, detected = [], []
     for number, (there, detections) in enumerate(scenes):
         for box, label in there:
             about = {"id": len(truth) + 1, "iscrowd": 0, "area": box[2] * box[3]}
@@ -55,15 +55,15 @@ def coco(scenes, metric):
             truth.append(about)
         for box, label, score in detections:
             about = {"image_id": number, "category_id": label, "bbox": list(box)}
-            found.append(about | {"score": score / 10})
-    if not found:
+            detected.append(about | {"score": score / 10})
+    if not detected:
         return 0.0
     whole = COCO()
     whole.dataset = {"info": {}, "images": [{"id": n} for n in range(len(scenes))]}
     whole.dataset |= {"annotations": truth, "categories": [{"id": n} for n in range(3)]}
     with redirect_stdout(io.StringIO()):
         whole.createIndex()
-        evaluation = COCOeval(whole, whole.loadRes(found), "bbox")
+        evaluation = COCOeval(whole, whole.loadRes(detected), "bbox")
         if metric == "mAP50":
             evaluation.params.iouThrs = np.array([0.5])
         evaluation.evaluate()
@@ -109,11 +109,14 @@ def test_map_by_hand():
     second object is never found: precision 1 at 51 recalls, then 0.
     """
     truth = [image([((0, 0, 10, 10), 1), ((50, 0, 10, 10), 1)])]
-    found = [image([((0, 0, 10, 10), 1, 9), ((0, 0, 10, 10), 1, 8), ((50, 0, 10, 6), 1, 7)], True)]
+    boxes = ((0, 0, 10, 10), 1, 9), ((0, 0, 10, 10), 1, 8), ((50, 0, 10, 6), 1, 7)
+    detected = [image(boxes, True)]
+        image([((0, 0, 10, 10), 1, 9), ((0, 0, 10, 10), 1, 8), ((50, 0, 10, 6), 1, 7)], True)
+    ]
     low, high = (51 + 50 * 2 / 3) / 101, 51 / 101
-    assert mean_average_precision(found, truth, metric="mAP50") == pytest.approx(100 * low)
+    assert mean_average_precision(detected, truth, metric="mAP50") == pytest.approx(100 * low)
     expected = 100 * (3 * low + 7 * high) / 10
-    assert mean_average_precision(found, truth) == pytest.approx(expected)
+    assert mean_average_precision(detected, truth) == pytest.approx(expected)
 
 
 # What must hold ----------------------------------------------------------------------------------
@@ -152,7 +155,7 @@ def test_only_the_order_of_scores_counts(scenes):
 
 @given(SCENES)
 def test_a_second_detection_of_an_object_is_a_false_one(scenes):
-    found, truth = both(scenes)
+    detected, truth = both(scenes)
     twice = [
         Boxes(*(np.concatenate([part, part]) for part in (f.corners, f.labels, f.scores)))
         for f in certain(truth)
@@ -163,7 +166,7 @@ def test_a_second_detection_of_an_object_is_a_false_one(scenes):
     one = [image([((0, 0, 4, 4), 0), ((9, 0, 4, 4), 0)])]
     doubled = [image([((0, 0, 4, 4), 0, 9), ((0, 0, 4, 4), 0, 8), ((9, 0, 4, 4), 0, 7)], True)]
     assert mean_average_precision(doubled, one) == pytest.approx(100 * (51 + 50 * 2 / 3) / 101)
-    assert mean_average_precision(found, truth) <= 100.0
+    assert mean_average_precision(detected, truth) <= 100.0
 
 
 @given(SCENES)
@@ -180,7 +183,7 @@ FOUND = image([((0, 0, 4, 4), 0, 9)], True)
 
 
 @pytest.mark.parametrize(
-    ("found", "truth", "said"),
+    ("detected", "truth", "reason"),
     [
         ([FOUND, FOUND], [GOOD], "detections of 2 images, objects of 1"),
         ([NOTHING], [NOTHING], "there are no objects: mAP is a mean over classes that have one"),
@@ -213,10 +216,10 @@ FOUND = image([((0, 0, 4, 4), 0, 9)], True)
         ),
     ],
 )
-def test_what_are_no_boxes_is_refused_in_one_line(found, truth, said):
+def test_what_are_no_boxes_is_refused_in_one_line(detected, truth, reason):
     with pytest.raises(ValueError) as error:  # noqa: PT011 - the whole message is compared
-        mean_average_precision(found, truth)
-    assert str(error.value) == said
+        mean_average_precision(detected, truth)
+    assert str(error.value) == reason
 
 
 def test_an_unknown_metric_is_refused():
@@ -236,15 +239,15 @@ def test_overlap_by_hand():
 
 @given(st.lists(DETECTION, max_size=12))
 def test_of_those_that_overlap_the_best_is_kept(rows):
-    found = image(rows, True)
-    kept = boxes.suppress(found, overlap=0.5)
-    assert sorted(found.scores[kept], reverse=True) == found.scores[kept].tolist()
-    shared = boxes.overlaps(found.corners, found.corners) > 0.5
-    shared &= found.labels[:, None] == found.labels
+    detected = image(rows, True)
+    kept = boxes.suppress(detected, overlap=0.5)
+    assert sorted(detected.scores[kept], reverse=True) == detected.scores[kept].tolist()
+    shared = boxes.overlaps(detected.corners, detected.corners) > 0.5
+    shared &= detected.labels[:, None] == detected.labels
     np.fill_diagonal(shared, False)
     assert not shared[np.ix_(kept, kept)].any()
     for dropped in set(range(len(rows))) - set(kept.tolist()):
-        better = kept[found.scores[kept] >= found.scores[dropped]]
+        better = kept[detected.scores[kept] >= detected.scores[dropped]]
         assert shared[dropped, better].any()
 
 

@@ -82,10 +82,10 @@ def test_photos_are_what_their_name_says(made):
         side = (left / (640 - (right - left))) * 3
         assert abs(side - 0.5 - photos.SIDES.index(name.split("-")[1])) <= 0.52
         part = originals[photo].crop(box)
-        found = decode_rgb(made / name / f"{number:06}.jpg")
+        pixels = decode_rgb(made / name / f"{number:06}.jpg")
         again = encoded(part, "JPEG", quality=90, subsampling="4:2:0")
-        assert np.array_equal(found, decode_rgb(again))
-        assert np.abs(found - np.asarray(part).astype(int)).mean() < 8
+        assert np.array_equal(pixels, decode_rgb(again))
+        assert np.abs(pixels - np.asarray(part).astype(int)).mean() < 8
     reference = Image.open(io.BytesIO(encoded(picture(), "JPEG", quality=90)))
     with Image.open(made / CLASSES[0] / "000000.jpg") as image:
         assert image.quantization == reference.quantization
@@ -197,11 +197,11 @@ def test_every_image_has_the_label_of_its_folder(images):
     with tempfile.TemporaryDirectory() as root:
         names = [f"{kind}/{name}{suffix}" for (kind, name), suffix in images.items()]
         paths, labels, classes = list_images(tree(Path(root), *names))
-        found = [path.relative_to(root) for path in paths]
-        assert sorted(path.as_posix() for path in found) == sorted(names)
+        listed = [path.relative_to(root) for path in paths]
+        assert sorted(path.as_posix() for path in listed) == sorted(names)
         assert paths == sorted(paths)
         assert classes == sorted({kind for kind, _ in images})
-        assert [classes[label] for label in labels] == [path.parts[0] for path in found]
+        assert [classes[label] for label in labels] == [path.parts[0] for path in listed]
 
 
 def test_what_is_hidden_is_ignored(tmp_path):
@@ -328,10 +328,10 @@ def test_the_jpeg_decoder_is_the_one_documented():
 def test_grayscale_goes_into_three_channels(form):
     gray = picture()[..., 1]
     settings = {"quality": 100} if form == "JPEG" else {}
-    found = decode_rgb(encoded(Image.fromarray(gray), form, **settings))
-    assert found.shape == (*gray.shape, 3)
-    assert (found == found[..., :1]).all()
-    assert np.abs(found[..., 0].astype(int) - gray).max() <= (2 if form == "JPEG" else 0)
+    decoded = decode_rgb(encoded(Image.fromarray(gray), form, **settings))
+    assert decoded.shape == (*gray.shape, 3)
+    assert (decoded == decoded[..., :1]).all()
+    assert np.abs(decoded[..., 0].astype(int) - gray).max() <= (2 if form == "JPEG" else 0)
 
 
 def test_black_and_white_goes_into_three_channels():
@@ -485,10 +485,10 @@ def test_whatever_the_damage_there_are_pixels_or_a_reason(form, flips, length):
         warnings.simplefilter("ignore")
         patch.setattr(images, "MAX_PIXELS", 10**6)
         with contextlib.suppress(ImageError):
-            found = decode_rgb(bytes(data[: int(len(data) * length)]))
-            assert found.dtype == np.uint8
-            assert found.ndim == 3
-            assert found.shape[2] == 3
+            decoded = decode_rgb(bytes(data[: int(len(data) * length)]))
+            assert decoded.dtype == np.uint8
+            assert decoded.ndim == 3
+            assert decoded.shape[2] == 3
 
 
 def test_a_small_file_may_not_hold_a_huge_image(monkeypatch):

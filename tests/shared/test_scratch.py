@@ -119,10 +119,10 @@ def after_open(folder: Path, monkeypatch) -> None:
     opened = os.open
 
     def opening(path, flags, *rest):
-        found = opened(path, flags, *rest)
+        number = opened(path, flags, *rest)
         if Path(path) == folder:
             folder.rmdir()
-        return found
+        return number
 
     monkeypatch.setattr(os, "open", opening)
 

@@ -76,15 +76,15 @@ def samples_of(form: str, shard: shards.Shard) -> list[tuple[int, int, bytes]]:
 
 
 def parse_records(data: bytes) -> list[bytes]:
-    found = []
+    records = []
     while data:
         (size,) = struct.unpack_from("<Q", data)
         for part, crc in ((data[:8], data[8:12]), (data[12 : 12 + size], data[12 + size :][:4])):
             masked = (int.from_bytes(crc, "little") - 0xA282EAD8) % 2**32
             assert (masked << 15 | masked >> 17) % 2**32 == slow_crc(part)
-        found.append(data[12 : 12 + size])
+        records.append(data[12 : 12 + size])
         data = data[16 + size :]
-    return found
+    return records
 
 
 def slow_crc(data: bytes) -> int:
@@ -108,12 +108,12 @@ def parse_example(record: bytes) -> tuple[int, int, bytes]:
 
 
 def varint(data: bytes) -> int:
-    found = shift = 0
+    value = shift = 0
     for byte in data:
-        found |= (byte & 0x7F) << shift
+        value |= (byte & 0x7F) << shift
         shift += 7
         if byte < 0x80:
-            return found
+            return value
     raise AssertionError
 
 
@@ -121,16 +121,16 @@ def varint(data: bytes) -> int:
 
 
 def test_every_image_is_there_once_with_the_label_of_its_folder(made, folder):
-    form, _, found = made
+    form, _, manifest = made
     paths, labels, classes = list_images(folder)
-    samples = {row: rest for s in found.shards for row, *rest in samples_of(form, s)}
+    samples = {row: rest for s in manifest.shards for row, *rest in samples_of(form, s)}
     assert sorted(samples) == list(range(IMAGES))
-    assert sum(len(samples_of(form, shard)) for shard in found.shards) == IMAGES
+    assert sum(len(samples_of(form, shard)) for shard in manifest.shards) == IMAGES
     for row, (path, label) in enumerate(zip(paths, labels, strict=True)):
         image = decode_rgb(path).tobytes() if form == "arrays" else path.read_bytes()
         assert samples[row] == [label, image]
-    assert found.classes == tuple(classes)
-    assert (found.size, found.skipped) == (IMAGES, ())
+    assert manifest.classes == tuple(classes)
+    assert (manifest.size, manifest.skipped) == (IMAGES, ())
 
 
 def test_shards_have_their_size_and_mix_classes(made):
@@ -151,8 +151,8 @@ def test_several_processes_write_the_same_bytes(made, folder, tmp_path):
 
 
 def test_a_tar_is_as_the_webdataset_convention_has_it(folder, tmp_path):
-    found = convert(folder, tmp_path / "x", form="tar", samples=IMAGES, workers=1)
-    path = found.shards[0].files[0]
+    manifest = convert(folder, tmp_path / "x", form="tar", samples=IMAGES, workers=1)
+    path = manifest.shards[0].files[0]
     assert path.name == "shard-00000.tar"
     assert path.stat().st_size % 512 == 0
     with tarfile.open(path, "r:") as archive:
@@ -163,7 +163,7 @@ def test_a_tar_is_as_the_webdataset_convention_has_it(folder, tmp_path):
     assert {(m.mode, m.uid, m.gid, m.mtime, m.uname, m.type) for m in members} == {
         (0o644, 0, 0, 0, "", tarfile.REGTYPE)
     }
-    assert list(read_tar(path)) == samples_of("tar", found.shards[0])
+    assert list(read_tar(path)) == samples_of("tar", manifest.shards[0])
 
 
 @pytest.mark.parametrize(
@@ -285,23 +285,23 @@ def begin(many: Path, target: Path) -> tuple[subprocess.Popen, list[psutil.Proce
         text=True,
         start_new_session=True,
     )
-    until, own = time.monotonic() + 60, psutil.Process(process.pid)
-    while not finished(target) or len(busy(own)) < 2:
+    until, started = time.monotonic() + 60, psutil.Process(process.pid)
+    while not finished(target) or len(busy(started)) < 2:
         assert time.monotonic() < until
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.01)
-    return process, own.children(recursive=True)
+    return process, started.children(recursive=True)
 
 
 def busy(process: psutil.Process) -> list[psutil.Process]:
     """The workers that have begun: they leave Ctrl-C to their parent."""
-    found = []
+    working = []
     for child in process.children():
         status = Path(f"/proc/{child.pid}/status").read_text()
         ignored = int(re.search(r"SigIgn:\s*(\w+)", status)[1], 16)
         if "spawn_main" in " ".join(child.cmdline()) and ignored & 1 << signal.SIGINT - 1:
-            found.append(child)
-    return found
+            working.append(child)
+    return working
 
 
 def finished(target: Path) -> dict[str, int]:
@@ -478,15 +478,15 @@ def test_bad_images_are_named_or_counted(folder, tmp_path, form):
         assert str(raised.value) in {f"{path}: {reason}" for path, reason in bad.items()}
     # What ended at a bad image goes on without it, and not back.
     settings = {"form": form, "samples": 3, "workers": 1}
-    found = convert(source, tmp_path / "raise-1", **settings, on_error="skip")
+    manifest = convert(source, tmp_path / "raise-1", **settings, on_error="skip")
     with pytest.raises(ValueError, match="holds shards of another on_error"):
         convert(source, tmp_path / "raise-1", **settings)
-    assert sorted(found.skipped) == sorted(f"{path}: {reason}" for path, reason in bad.items())
+    assert sorted(manifest.skipped) == sorted(f"{path}: {reason}" for path, reason in bad.items())
     paths, labels, _ = list_images(source)
     expected = {row: label for row, label in enumerate(labels) if paths[row] not in bad}
-    rows = {row: label for s in found.shards for row, label, _ in samples_of(form, s)}
+    rows = {row: label for s in manifest.shards for row, label, _ in samples_of(form, s)}
     assert rows == expected
-    assert found.size == IMAGES
+    assert manifest.size == IMAGES
 
 
 def test_arrays_take_every_kind_of_image(tmp_path):
@@ -502,10 +502,10 @@ def test_arrays_take_every_kind_of_image(tmp_path):
     photo.convert("CMYK").save(folder / "cmyk.jpg")
     photo.convert("L").save(folder / "gray.jpg")
     photo.save(folder / "really a png.jpg", "PNG")
-    found = convert(folder.parent, tmp_path / "out", form="arrays", workers=1)
-    images = shards.MappedImages(found)
+    manifest = convert(folder.parent, tmp_path / "out", form="arrays", workers=1)
+    images = shards.MappedImages(manifest)
     paths = list_images(folder.parent)[0]
-    assert len(paths) == found.samples == 6
+    assert len(paths) == manifest.samples == 6
     for row, path in enumerate(paths):
         assert np.array_equal(images.image(row)[0], decode_rgb(path))
     assert np.array_equal(images.image(0)[0][..., 1], noise >> 8)
@@ -574,10 +574,10 @@ def test_the_command_converts_and_goes_on(folder, tmp_path, capsys):
     command = [str(folder), str(tmp_path / "x"), "--format", "tar", "--samples", "4"]
     for shards_before in (0, 4):
         assert main([*command, "--workers", "1"]) == 0
-        found = capsys.readouterr()
-        assert found.out == "14 images in 4 shards\n"
-        assert found.err.startswith(f"{shards_before} of 4 shards, 0 images skipped\n")
-        assert found.err.endswith("4 of 4 shards, 0 images skipped\n")
+        printed = capsys.readouterr()
+        assert printed.out == "14 images in 4 shards\n"
+        assert printed.err.startswith(f"{shards_before} of 4 shards, 0 images skipped\n")
+        assert printed.err.endswith("4 of 4 shards, 0 images skipped\n")
 
 
 def test_the_command_says_in_one_line_what_is_wrong(folder, tmp_path, capsys):

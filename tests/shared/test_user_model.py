@@ -23,10 +23,10 @@ def file(tmp_path, text, name="my_model.py"):
 
 def test_it_is_known_by_its_functions(tmp_path):
     text = f"raise SystemExit('executed')\nfrom nets import tensorflow\n{MODEL}{BATCH}"
-    found = user_model.look(file(tmp_path, text))
-    assert found.sides == ["pt", "tf"]
-    assert found.functions == {"pytorch", "tensorflow", "batch"}
-    assert found.name == "my_model"
+    known = user_model.look(file(tmp_path, text))
+    assert known.sides == ["pt", "tf"]
+    assert known.functions == {"pytorch", "tensorflow", "batch"}
+    assert known.name == "my_model"
 
 
 def test_a_name_of_the_suite_s_is_another_task(tmp_path):
@@ -35,18 +35,18 @@ def test_a_name_of_the_suite_s_is_another_task(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "reason"),
     [
         (BATCH, "has neither pytorch() nor tensorflow()"),
         (MODEL, "has neither batch(size, seed) nor batches()"),
         (f"{MODEL}def batch(size, seed:\n", "my_model.py:2: "),
     ],
 )
-def test_what_is_wrong_is_one_line(tmp_path, text, said):
-    with pytest.raises(BadFile) as found:
+def test_what_is_wrong_is_one_line(tmp_path, text, reason):
+    with pytest.raises(BadFile) as raised:
         user_model.look(file(tmp_path, text))
-    assert said in str(found.value)
-    assert "\n" not in str(found.value)
+    assert reason in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_file_that_is_none_says_so(tmp_path):
@@ -59,7 +59,7 @@ def test_a_file_that_is_none_says_so(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("returned", "said"),
+    ("returned", "reason"),
     [
         ("print", "make() gives a builtin_function_or_method, not (step, batches)"),
         ("print, {'x': 1}", "make() gives a dict as its batches: give a list of tuples"),
@@ -70,18 +70,18 @@ def test_a_file_that_is_none_says_so(tmp_path):
         ("lambda x, y: y, iter([([1], [2])])", "[2]"),
     ],
 )
-def test_a_step_and_its_batches_are_made_by_a_file(tmp_path, returned, said):
+def test_a_step_and_its_batches_are_made_by_a_file(tmp_path, returned, reason):
     def first(step, batches):
         return step(*in_order(next(iter(batches))))
 
     path = file(tmp_path, f"def make():\n    return {returned}\n")
-    if said in ("1", "[2]"):
-        assert str(user_model.with_made(path, first)) == said
+    if reason in ("1", "[2]"):
+        assert str(user_model.with_made(path, first)) == reason
         return
-    with pytest.raises(BadFile) as found:
+    with pytest.raises(BadFile) as raised:
         user_model.with_made(path, first)
-    assert said in str(found.value)
-    assert "\n" not in str(found.value)
+    assert reason in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -285,17 +285,17 @@ def test_logits_are_found_wherever_an_output_has_them():
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "reason"),
     [
         (np.zeros(3), "not (x, y)"),
         ((1, 2, 3), "a tuple of 3, not (x, y)"),
         ((np.array(["a"]), 1), "give arrays of numbers"),
     ],
 )
-def test_what_is_no_batch_is_said(given, said):
+def test_what_is_no_batch_is_said(given, reason):
     with pytest.raises(BadFile) as found:
         user_model.pair(given, "batch")
-    assert said in str(found.value)
+    assert reason in str(found.value)
 
 
 def test_the_first_axis_is_the_batch():
