@@ -242,7 +242,7 @@ class Technique:
     rows tell parameters, zeros and MACs of their models, see `sizes.model_size`. `composed_of`:
     techniques of other files that its rows use, too, such as "train_step.gradient_clipping".
     `price`: what its rows take, where they do not say it themselves. `remedies`: the bottlenecks
-    that it addresses (`bench.analysis.remedies`). `user_model`: what is measured of a user's own
+    that it addresses (`bench.analysis.questions`). `user_model`: what is measured of a user's own
     model, or the reason why nothing is; "" is the reason of its family.
     """
 
