@@ -26,7 +26,7 @@ from bench.record import FRAMEWORKS, Record, load
 from bench.report import parsers
 from bench.report.blocks import Table, of_words
 from bench.report.figures import MISSING, number, ratio
-from bench.report.tables import markdown_table
+from bench.report.tables import render
 
 RECORD, PAGE = ROOT / "docs" / "instructions.json", ROOT / "docs" / "instructions.md"
 TASK = "digits-cnn"
@@ -144,33 +144,21 @@ def condensed(record: Record) -> Level:
 
 # The page -----------------------------------------------------------------------------------------
 
-_HEAD = """# What the processor's instructions decide
-
-How far do a CPU's instructions move the choice of framework? The same plain train step of
-{task}, float32, with PyTorch {pt} and TensorFlow {tf}, twice on one machine ({machine}): as it is,
-and with these variables, which keep oneDNN, PyTorch's own kernels and MKL from wider instructions.
-Made by `python -m bench.docs.instructions`.
-
-```sh
-{limits}
-```
-
-{said}
-"""
-
 
 def page(levels: Levels) -> str:
     """The page, from what was measured alone."""
     first = levels[AS_IT_IS]
-    limits = " ".join(f"{name}={value}" for name, value in levels[AVX2].limits.items())
-    said = "\n".join(f"- {line}" for line in _said(levels))
-    about = {"machine": first.machine, "limits": f"export {limits}", "said": said}
-    head = _HEAD.format(task=TASK, **first.packages, **about)
-    parts = [head, markdown_table(_steps(levels)).strip()]
-    for batch in sorted({profile.batch_size for profile in first.operators}, reverse=True):
-        parts += ["", f"## Its operators at batch {batch}", ""]
-        parts += [markdown_table(_operators(levels, batch)).strip()]
-    return "\n".join(parts) + "\n"
+    batches = sorted({profile.batch_size for profile in first.operators}, reverse=True)
+    return render(
+        "instructions.md.j2",
+        task=TASK,
+        machine=first.machine,
+        packages=first.packages,
+        limits=" ".join(f"{name}={value}" for name, value in levels[AVX2].limits.items()),
+        said=_said(levels),
+        steps=_steps(levels),
+        operators=[(batch, _operators(levels, batch)) for batch in batches],
+    )
 
 
 def _largest_first(twins: list[Twins]) -> list[Twins]:

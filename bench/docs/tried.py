@@ -34,7 +34,7 @@ from bench.record import DIFFERENT, Record, load
 from bench.report import parsers
 from bench.report.blocks import Table, of_words
 from bench.report.figures import number, ratio
-from bench.report.tables import markdown_table
+from bench.report.tables import render
 from shared import user_model
 
 MODELS = ROOT / "docs" / "try_models"
@@ -178,39 +178,17 @@ def condensed(record: Record, about: dict[str, Any]) -> Model:
 # The page -----------------------------------------------------------------------------------------
 
 
-_HEAD = """# `twinbench try` on models that are not ours
-
-{count} models of torchvision, timm, transformers, keras.applications, KerasHub and Keras's own
-layers, with random weights, on {machines}: what was measured, what was best, what was refused and
-why. Each file is one to start from. A ratio below 1 is that much of the plain step's or
-prediction's time, with its 95% interval where there was time for several blocks. Of one block
-small differences may be noise, and the lowest ratio is no advice. What bfloat16 does to accuracy is
-not known here: weights are random. Made by `python -m bench.docs.tried`.
-"""
-_BY_HAND = """## Against a measurement by hand
-
-The same two train steps, timed by a plain loop that knows nothing of this suite
-([try_by_hand.py](try_by_hand.py)): {pairs} pairs of processes, the median of {steps} steps in each,
-with the allocator's settings of this suite, and with the allocator as installed, which gives freed
-memory back to the system: there step times and ratios differ.
-"""
-
-
 def page(record: Tried) -> str:
     """The page, from the record alone."""
-    machines = " and ".join(sorted({model.machine for model in record.models.values()}))
-    head = _HEAD.format(count=len(record.models), machines=machines)
-    lines = [head, markdown_table(_overview(record.models)).strip(), ""]
-    if record.by_hand:
-        first = next(iter(record.by_hand.values())).by_hand
-        lines += [_BY_HAND.format(pairs=first.pairs, steps=first.steps)]
-        lines += [markdown_table(_by_hand(record)).strip(), ""]
-    lines += ["## What was refused, and why", ""]
-    for name, model in record.models.items():
-        reasons = _reasons(model.rows)
-        lines += [f"- [{name}](try_models/{name}): {'nothing' if not reasons else ''}".rstrip()]
-        lines += [f"  - {', '.join(rows)}: {reason}" for reason, rows in reasons.items()]
-    return "\n".join(lines) + "\n"
+    return render(
+        "tried.md.j2",
+        models=record.models,
+        machines=sorted({model.machine for model in record.models.values()}),
+        overview=_overview(record.models),
+        by_hand=_by_hand(record) if record.by_hand else None,
+        first=record.by_hand and next(iter(record.by_hand.values())).by_hand,
+        refused={name: _reasons(model.rows) for name, model in record.models.items()},
+    )
 
 
 def _overview(models: dict[str, Model]) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from bench.analysis.reading import Row, View
 from bench.record import (
@@ -84,52 +85,47 @@ def tables(view: View, task: TaskFacts) -> list[Table]:
     return [table for table in every if table]
 
 
+Cell = Callable[[Case], str]  # what a column has of a case
+
+
 def speed(rows: Rows) -> Table | None:
     """Step time with its interval, and throughput; a case that is not OK shows its status.
 
     Where no step is timed (input pipelines) there is throughput alone.
     """
-    timed = any(case.timing.median_s for case in _cases(rows))
-
-    def figures(case: Case) -> list[str]:
-        rate = number(case.value_of("samples_per_s"))
-        timing = case.timing
-        return [with_bounds(timing.median_s, timing.ci_s, 1e3), rate] if timed else [rate]
-
-    around = "\n(95% interval)" if any(case.timing.ci_s for case in _cases(rows)) else ""
-    heads = [f"step [ms]{around}", "samples/s"] if timed else ["samples/s"]
-    return _side_by_side("Speed", heads, rows, figures, statuses=True, name="speed")
+    columns: dict[str, Cell] = {}
+    if any(case.timing.median_s for case in _cases(rows)):
+        around = "\n(95% interval)" if any(case.timing.ci_s for case in _cases(rows)) else ""
+        columns[f"step [ms]{around}"] = lambda case: with_bounds(
+            case.timing.median_s, case.timing.ci_s, 1e3
+        )
+    columns["samples/s"] = lambda case: number(case.value_of("samples_per_s"))
+    return _side_by_side("Speed", columns, rows, statuses=True, name="speed")
 
 
 def cost(rows: Rows) -> Table | None:
     """First call, share of the machine's peak, and memory."""
-    device = _on_device(rows)
-
-    def figures(case: Case) -> list[str]:
-        timing, memory = case.timing, _memory(case)
-        cells = [
-            number(timing.cold_first_call_s),
-            number(timing.warm_first_call_s),
-            _share(case.metrics.get("share_of_peak")),
-            _megabytes(memory.above_import),
-        ]
-        return [*cells, _megabytes(memory.device_peak_bytes)] if device else cells
-
-    heads = ["cold\n[s]", "warm\n[s]", "of peak\n[%]", "memory\n[MB]"]
-    heads += ["GPU\n[MB]"] if device else []
+    columns: dict[str, Cell] = {
+        "cold\n[s]": lambda case: number(case.timing.cold_first_call_s),
+        "warm\n[s]": lambda case: number(case.timing.warm_first_call_s),
+        "of peak\n[%]": lambda case: _share(case.metrics.get("share_of_peak")),
+        "memory\n[MB]": lambda case: _megabytes(_memory(case).above_import),
+    }
+    if _on_device(rows):
+        columns["GPU\n[MB]"] = lambda case: _megabytes(_memory(case).device_peak_bytes)
     title = "First call, share of the machine's peak, memory above import"
-    return _side_by_side(title, heads, rows, figures, name="cost")
+    return _side_by_side(title, columns, rows, name="cost")
 
 
 def energy(rows: Rows) -> Table | None:
     """Joules by the machine's counters, where it has any."""
-
-    def figures(case: Case) -> list[str]:
-        step, sample = (case.metrics.get(f"energy_per_{name}") for name in ("step", "sample"))
-        return [_bounded(step), _bounded(sample, 1e3)]
-
-    heads = ["step [J]\n(95% interval)", "sample [mJ]\n(95% interval)"]
-    return _side_by_side("Energy of processors and GPUs", heads, rows, figures, name="energy")
+    columns: dict[str, Cell] = {
+        "step [J]\n(95% interval)": lambda case: _bounded(case.metrics.get("energy_per_step")),
+        "sample [mJ]\n(95% interval)": lambda case: _bounded(
+            case.metrics.get("energy_per_sample"), 1e3
+        ),
+    }
+    return _side_by_side("Energy of processors and GPUs", columns, rows, name="energy")
 
 
 def lifetimes(rows: Rows) -> Table | None:
@@ -187,20 +183,24 @@ def probed(rows: Rows) -> Table | None:
         if not name.startswith(DERIVED) and not RATE.fullmatch(name)
     }
 
-    def figures(case: Case) -> list[str]:
-        return [_in_unit(case.value_of(name), unit) for name, unit in units.items()]
-
-    heads = [
-        f"{name_shown(name)}\n[{unit_shown(unit)}]" if unit else name_shown(name)
+    columns = {
+        f"{name_shown(name)}\n[{unit_shown(unit)}]" if unit else name_shown(name): partial(
+            _metric, name, unit
+        )
         for name, unit in units.items()
-    ]
-    if len(units) <= MOST_SIDE_BY_SIDE:
-        named = _side_by_side("Measured apart", heads, rows, figures, name="probed")
-        return named if units else None
-    columns = of_words("variant", "framework")
-    columns += of_figures(*heads)
-    lines = _by_case(rows, lambda case: [figures(case)] if case.status == "OK" else [])
-    return _table("Measured apart", columns, lines, words=2, name="probed")
+    }
+    if len(columns) <= MOST_SIDE_BY_SIDE:
+        return _side_by_side("Measured apart", columns, rows, name="probed") if columns else None
+
+    def line(case: Case) -> list[list[str]]:
+        return [[cell(case) for cell in columns.values()]] if case.status == "OK" else []
+
+    heads = [*of_words("variant", "framework"), *of_figures(*columns)]
+    return _table("Measured apart", heads, _by_case(rows, line), words=2, name="probed")
+
+
+def _metric(name: str, unit: str | None, case: Case) -> str:
+    return _in_unit(case.value_of(name), unit)
 
 
 def rates(rows: Rows) -> Table | None:
@@ -250,46 +250,45 @@ def _in_unit(value: float | None, unit: str | None) -> str:
 
 def memory_parts(rows: Rows) -> Table | None:
     """Memory split into parameters, gradients, optimizer state and the rest; GPU peaks."""
-    device = ("allocated", "reserved") if _on_device(rows) else ()
-
-    def figures(case: Case) -> list[str]:
-        memory = _memory(case)
-        sizes = [memory.above_import, *(getattr(memory, f"{part}_bytes") for part in MEMORY_PARTS)]
-        sizes += [(memory.device_peak or {}).get(name) for name in device]
-        return list(map(_megabytes, sizes))
-
-    heads = ["peak", *MEMORY_PARTS, *(f"GPU {name}" for name in device)]
+    columns: dict[str, Cell] = {"peak": lambda case: _megabytes(_memory(case).above_import)}
+    columns |= {part: partial(_bytes, f"{part}_bytes") for part in MEMORY_PARTS}
+    for name in ("allocated", "reserved") if _on_device(rows) else ():
+        columns[f"GPU {name}"] = partial(_of_device, name)
     title = "Memory above import, and what it holds [MB]"
-    return _side_by_side(title, heads, rows, figures, detail=True, name="memory")
+    return _side_by_side(title, columns, rows, detail=True, name="memory")
 
 
 def phases(rows: Rows) -> Table | None:
     """Memory in each phase of a process, imports included."""
-    parts = ("import", "build", "first_step_peak", "steady_peak")
+    parts = ("import_bytes", "build_bytes", "first_step_peak_bytes", "steady_peak_bytes")
+    heads = ("import", "build", "first step", "later steps")
+    columns = {head: partial(_bytes, part) for head, part in zip(heads, parts, strict=True)}
+    return _side_by_side("Memory by phase, imports included [MB]", columns, rows)
 
-    def figures(case: Case) -> list[str]:
-        return [_megabytes(getattr(_memory(case), f"{part}_bytes")) for part in parts]
 
-    heads = ["import", "build", "first step", "later steps"]
-    return _side_by_side("Memory by phase, imports included [MB]", heads, rows, figures)
+def _bytes(part: str, case: Case) -> str:
+    return _megabytes(getattr(_memory(case), part))
+
+
+def _of_device(name: str, case: Case) -> str:
+    return _megabytes((_memory(case).device_peak or {}).get(name))
 
 
 def accuracy(rows: Rows, task: TaskFacts) -> Table | None:
     """The task's metric over seeds, and the difference to the baseline's with its verdict."""
 
-    def figures(case: Case) -> list[str]:
-        trained = case.accuracy
-        if trained is None:
-            return [MISSING, MISSING]
-        is_baseline = case.role == "baseline" and not trained.difference
-        difference = "baseline" if is_baseline else difference_of(trained)
-        return [plus_minus(trained.mean, trained.ci), difference]
+    def mean(case: Case) -> str:
+        return plus_minus(case.accuracy.mean, case.accuracy.ci) if case.accuracy else MISSING
+
+    def difference(case: Case) -> str:
+        is_baseline = case.accuracy and case.role == "baseline" and not case.accuracy.difference
+        return "baseline" if is_baseline else difference_of(case.accuracy)
 
     title = f"{unit_of(task.metric)} (margin ±{compact(task.margin)})"
     if any(case.accuracy and case.accuracy.ci for case in _cases(rows)):
         title += ", ± half the 95% interval"
-    heads = ["mean", "difference\nto baseline"]
-    return _side_by_side(title, heads, rows, figures, name="accuracy")
+    columns: dict[str, Cell] = {"mean": mean, "difference\nto baseline": difference}
+    return _side_by_side(title, columns, rows, name="accuracy")
 
 
 def difference_of(trained: Accuracy | None) -> str:
@@ -398,9 +397,8 @@ def _share(metric: Metric | None) -> str:
 
 def _side_by_side(
     title: str,
-    heads: list[str],
+    columns: dict[str, Cell],
     rows: Rows,
-    figures: Callable[[Case], list[str]],
     *,
     statuses: bool = False,
     detail: bool = False,
@@ -413,14 +411,14 @@ def _side_by_side(
 
     def half(case: Case | None) -> list[str]:
         if case and case.status == "OK":
-            return figures(case)
-        return [case.status if case and statuses else MISSING, *[MISSING] * (len(heads) - 1)]
+            return [cell(case) for cell in columns.values()]
+        return [case.status if case and statuses else MISSING, *[MISSING] * (len(columns) - 1)]
 
-    columns = of_words("variant")
+    heads = of_words("variant")
     for group in FRAMEWORKS.values():
-        columns += of_figures(*heads, group=group)
+        heads += of_figures(*columns, group=group)
     lines = {b: [[r.label, *half(r.pt), *half(r.tf)] for r in some] for b, some in rows.items()}
-    return _table(title, columns, lines, detail=detail, name=name)
+    return _table(title, heads, lines, detail=detail, name=name)
 
 
 def _table(

@@ -8,6 +8,7 @@ from math import isfinite
 from typing import Any
 
 import msgspec
+from markupsafe import Markup
 
 from bench.analysis.claims import FAILS, HOLDS, OPEN, VERDICTS, Claim, Judged, Rule
 from bench.analysis.table import Figure
@@ -15,7 +16,7 @@ from bench.record import FRAMEWORKS, Record
 from bench.report.blocks import Table, name_shown, of_words
 from bench.report.content import measured, run_line, warnings
 from bench.report.figures import number, plus_minus, ratio
-from bench.report.tables import escape, markdown_table
+from bench.report.tables import render
 from bench.report.text import hanging, plain, wrap
 
 LABEL = 9  # cells of a label in the terminal
@@ -189,48 +190,27 @@ def _bounds(figure: Figure | None) -> list[float | None] | None:
 
 # The page ----------------------------------------------------------------------------------------
 
-HEAD = "<!-- Made by `twinbench claims {} --write`. Make a new record, then make it again. -->"
-HOW = (
-    "A claim stands in [bench/claims.json](../bench/claims.json) with its source and a rule: which "
-    "rows of a record answer it, by which figure, and within which bounds. Nothing is judged by "
-    "hand, and a new record changes this page.",
-    "A row holds if its whole interval lies within the bounds, and fails if all of it lies "
-    "outside; else the interval is too wide. A claim of every row falls with one row that fails; "
-    "a claim of some row (“up to”, “can”, a mean) stands with one that holds.",
-    "The bound is what still rounds to the claimed figure: 3.5 for 4x, 1.425 for 43% faster. Where "
-    "a claim has no figure, faster is faster by more than 3%, smaller is smaller by more than 3%, "
-    "more accurate is what rounds to a tenth of a point, and no accuracy lost is at most one point "
-    "less.",
-    "Brackets are 95% intervals. Peaks of memory and first calls are mostly of one process a row: "
-    "their intervals come from the scatter of those that the same run measured in several. What "
-    "one process measured repeatedly has its range. What a run measured once, and repeated "
-    "nothing of the kind, decides nothing.",
-    "The year is that of publication for a paper, for all else the year in which it was read. "
-    "Quotation marks hold the source's words; without them it is a paraphrase.",
-)
-
 
 def page(records: list[Record], judged: list[Judged], paths: str) -> str:
     """The page as Markdown; `paths`: of the records, as they were given."""
-    parts = [HEAD.format(paths), "# Published claims, and what holds here", counts(judged)]
-    runs = "; ".join(map(run_line, records))
-    plural = "" if len(records) == 1 else "s"
-    parts.append(f"{escape(measured(records))} Run{plural}: {escape(runs)}.")
-    parts += [f"**{escape(warning)}**" for warning in _warnings(records)]
-    for heading, some in _by_verdict(judged):
-        is_open = some[0].verdict == OPEN
-        parts += [f"## {heading}", *([f"{escape(reasons(judged))}."] if is_open else [])]
-        parts.append(markdown_table(_table(some, "why" if is_open else "here")))
-    parts += ["## How it is judged", *HOW]
-    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+    return render(
+        "claims.md.j2",
+        paths=Markup(paths),
+        counts=Markup(counts(judged)),
+        measured=measured(records),
+        runs=list(map(run_line, records)),
+        warnings=_warnings(records),
+        reasons=reasons(judged),
+        parts=[(Markup(heading), _table(some)) for heading, some in _by_verdict(judged)],
+    )
 
 
 def _warnings(records: list[Record]) -> list[str]:
     return list(dict.fromkeys(warning for record in records for warning in warnings(record)))
 
 
-def _table(judged: list[Judged], last: str) -> Table:
-    rows = []
+def _table(judged: list[Judged]) -> Table:
+    rows, last = [], "why" if judged[0].verdict == OPEN else "here"
     for each in judged:
         claim, shown = each.claim, here(each)
         answer = f"{each.why}; here {shown}" if each.why and shown else each.why or shown

@@ -9,7 +9,7 @@ from functools import cache
 from itertools import groupby
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from rich import box
 from rich.measure import measure_renderables
@@ -223,17 +223,19 @@ def _groups(columns: list[_TextColumn], widths: list[int]) -> list[str]:
 def markdown(record: Record, report: Report | None = None) -> str:
     """The whole report as GitHub-flavoured Markdown. report: of `record`, if it is made."""
     report = report or build(record)
-    return (
-        _environment()
-        .get_template("report.md.j2")
-        .render(
-            report=report,
-            same_work=SAME_WORK,
-            graphs=GRAPHS,
-            answer=Markup(advised_table(advised.table(report.answers))),
-            legend=advised.LEGEND,
-        )
+    return render(
+        "report.md.j2",
+        report=report,
+        same_work=SAME_WORK,
+        graphs=GRAPHS,
+        answer=Markup(advised_table(advised.table(report.answers))),
+        legend=advised.LEGEND,
     )
+
+
+def render(template: str, **values: Any) -> str:
+    """A page of a template, in which every expression is escaped but for what is marked safe."""
+    return _environment().get_template(template).render(**values)
 
 
 def parts_as_markdown(parts: Iterable[str | Table]) -> str:
@@ -264,7 +266,7 @@ def _bold(cell: str) -> Markup:
 def _environment() -> Environment:
     """Every expression of a template is escaped, but for what is marked as safe."""
     made = Environment(
-        loader=PackageLoader("bench.report", "."),
+        loader=ChoiceLoader([PackageLoader(f"bench.{name}", ".") for name in ("report", "docs")]),
         autoescape=False,  # this escapes for HTML; `finalize` escapes for Markdown
         finalize=escape,
         keep_trailing_newline=True,
@@ -272,6 +274,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         undefined=StrictUndefined,
     )
+    made.filters["table"] = lambda table: Markup(markdown_table(table))
     made.filters["decided"] = answer.decision_table
     made.filters["head"] = lambda text: Markup(re.sub(_UNIT, r"[\1]", escape(text)))
     return made
