@@ -44,69 +44,44 @@ def relabel(where, label):
 
 
 ONE_HOT = np.eye(CLASSES, dtype=np.float32)
-FAULTS = [  # (data, settings, the one line that is found)
+NOTHING = "nothing found"
+ONE = f"1 value in 1 sample, {FIRST}"
+BEYOND = f"from {X[8:16].min():.4g} to 255, not within 0 to 1"
+PLANTED = [  # ((x, y, settings), the one line that is found)
     (
         put(np.nan, (19, 2, 3, 0), (19, 2, 4, 0), (40, 0, 0, 0)),
-        {},
         f"nan: x: 3 values in 2 samples, {FIRST} 2, sample 3",
     ),
-    (
-        put(-np.inf, (63, 7, 7, 0)),
-        {},
-        f"infinity: x: 1 value in 1 sample, {FIRST} 7, sample 7",
-    ),
-    (
-        put(255, (9, 1, 1, 0)),
-        {},
-        f"range: x: 1 value in 1 sample, {FIRST} 1, sample 1: "
-        f"from {X[8:16].min():.4g} to 255, not within 0 to 1",
-    ),
-    (
-        relabel([5], 4),
-        {},
-        f"label: y: 1 value in 1 sample, {FIRST} 0, sample 5: 4, not 0 to 3",
-    ),
-    (
-        relabel([5], -1),
-        {"num_classes": 0},
-        f"label: y: 1 value in 1 sample, {FIRST} 0, sample 5: -1, not 0 or more",
-    ),
-    ((X, Y % 3), {}, "balance: y: no sample of class 3"),
-    (
-        (X, np.where(NUMBERS < 2, 3, Y % 3)),
-        {},
-        "balance: y: class 0 has 31 samples, class 3 2",
-    ),
+    (put(-np.inf, (63, 7, 7, 0)), f"infinity: x: {ONE} 7, sample 7"),
+    (put(255, (9, 1, 1, 0)), f"range: x: {ONE} 1, sample 1: {BEYOND}"),
+    (relabel([5], 4), f"label: y: {ONE} 0, sample 5: 4, not 0 to 3"),
+    ((*relabel([5], -1), {"num_classes": 0}), f"label: y: {ONE} 0, sample 5: -1, not 0 or more"),
+    ((X, Y % 3), "balance: y: no sample of class 3"),
+    ((X, np.where(NUMBERS < 2, 3, Y % 3)), "balance: y: class 0 has 31 samples, class 3 2"),
     (
         (X, 0.5 * ONE_HOT[Y]),
-        {},
         f"label: y: 64 values in 64 samples, {FIRST} 0, sample 0: "
         "they are not distributions over the classes",
     ),
     (
         (X, np.where(Y == 1, np.nan, Y).astype(np.float32)),
-        {},
         f"nan: y: 16 values in 16 samples, {FIRST} 0, sample 1",
     ),
-]
-CLEAN = [
-    ((X, Y), {}),
-    (relabel([5], -100), {}),
-    (relabel([5], 255), {"ignore_label": 255}),
-    ((X, np.where(Y == 3, 2, Y)), {"num_classes": 3}),
-    ((X, ONE_HOT[Y]), {}),
-    ((X, np.zeros((64, 5), int)), {}),
+    ((X, Y), NOTHING),
+    (relabel([5], -100), NOTHING),
+    ((*relabel([5], 255), {"ignore_label": 255}), NOTHING),
+    ((X, np.where(Y == 3, 2, Y), {"num_classes": 3}), NOTHING),
+    ((X, ONE_HOT[Y]), NOTHING),
+    ((X, np.zeros((64, 5), int)), NOTHING),
 ]
 
 
-@pytest.mark.parametrize(
-    ("data", "settings", "line"), [*FAULTS, *((*case, "nothing found") for case in CLEAN)]
-)
-def test_a_planted_fault_is_what_is_found(technique, batches, data, settings, line):
-    settings = {"num_classes": CLASSES, "low": 0.0, "high": 1.0} | settings
-    found = str(technique.check_data(batches(*data), **settings))
-    clean = line == "nothing found"
-    assert found == (f"{HEAD}: nothing found" if clean else f"{HEAD}: 1 found\n{line}")
+@pytest.mark.parametrize(("data", "line"), PLANTED)
+def test_a_planted_fault_is_what_is_found(technique, batches, data, line):
+    x, y, *others = data
+    settings = {"num_classes": CLASSES, "low": 0.0, "high": 1.0} | dict(*others)
+    found = str(technique.check_data(batches(x, y), **settings))
+    assert found == (f"{HEAD}: {line}" if line is NOTHING else f"{HEAD}: 1 found\n{line}")
 
 
 def test_the_strict_mode_raises_the_report(technique, batches):
@@ -118,7 +93,7 @@ def test_the_strict_mode_raises_the_report(technique, batches):
 # Structures --------------------------------------------------------------------------------------
 
 BAD = put(np.nan, (3, 0, 0, 0))[0]
-NAN = f"1 value in 1 sample, {FIRST} 0, sample 3"
+NAN = f"{ONE} 0, sample 3"
 
 
 def test_data_may_have_any_structure(technique, models):
