@@ -2,58 +2,104 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from tests import workers
+from tests.compression.teaching import CNN, RECIPE, farthest, student_of, weights_of
+from tests.recipes.samples import BATCH, arrays, same
 
-FIRST = {
-    "input": "not finite: batch 7: x: 1 infinite of 512 values",
-    "gradient": "not finite: batch 7: gradient of ",
-    "loss": "not finite: batch 7: loss: it is inf",
-}
-NAMED = {
-    ("pt", "parameter"): "not finite: batch 7: parameter 1.weight: 1 NaN of 512 values",
-    ("tf", "parameter"): "first/kernel",
-    ("pt", "layer"): "not finite: batch 7: output of layer 3: 64 infinite of 64 values",
-    ("tf", "layer"): "not finite: batch 7: output of layer log: 64 infinite of 64 values",
-    ("pt", "gradient"): "gradient of 2.bias",
-    ("tf", "gradient"): "batch_normalization",
-    ("pt", "scripted"): "not finite: batch 7: output of layer 3: 64 infinite of 64 values",
-    ("pt", "resnet18"): "parameter layer2.0.conv1.weight: 1 NaN of",
-    ("tf", "keras.applications"): "block_3_expand_BN/gamma",
-}
+FRAMEWORKS = ("pt", *workers.keras())
+MODELS = "recipes"
 
 
-def test_the_first_that_is_not_finite_is_named(every):
-    found = every["nonfinite nonfinite"]
-    assert found["clean"] == "batch 7: nothing found"
-    for name, text in FIRST.items():
-        assert text in found[name]
-    assert found["left as it was"]
-    assert found["no trace"]
+@pytest.fixture
+def find(technique, models):
+    """`find(model, loss)`: the report's text, on eight samples of a clean dataset."""
+    x, y = (part[:8] for part in arrays())
+
+    def run(model, loss=None, x=x, y=y):
+        loss = loss or models.cross_entropy
+        return str(
+            technique.find_nonfinite(model, loss, models.tensor(x), models.tensor(y), batch=7)
+        )
+
+    return run
 
 
-@pytest.mark.parametrize(("framework", "case"), NAMED)
-def test_parts_of_models_are_named(evidence, framework, case):
-    for worker in workers.keras() if framework == "tf" else ("pt",):
-        assert NAMED[framework, case] in evidence[worker]["nonfinite nonfinite"][case]
+def test_the_first_that_is_not_finite_is_named(models, find):
+    bad = arrays(8)[0]
+    bad[2, 0, 0, 0] = math.inf
+    found = find(models.with_norm(), x=bad)
+    assert "not finite: batch 7: x: 1 infinite of 512 values" in found
+    found = find(models.with_norm(), lambda z, y: models.mean(models.cross_entropy(z, y)) / 0.0)
+    assert "not finite: batch 7: loss: it is inf" in found
+    for model, words in models.broken():
+        assert words in find(model), words
+    model, words = models.broken_foreign()
+    images = np.random.default_rng(0).uniform(0, 1, (2, 32, 32, 3)).astype(np.float32)
+    assert words in find(model, x=images, y=np.arange(2))
 
 
-def test_pt_a_checked_step_takes_a_model_of_any_state(evidence):
-    said, calls = evidence["pt"]["nonfinite any_state"]
-    assert said == "not finite: batch 1: x: 8 infinite of 8 values"
-    assert calls == 1
+def test_a_clean_model_is_left_as_it_was(models, find):
+    model = models.with_norm()
+    before = models.state(model)
+    for _ in range(2):
+        assert find(model) == "batch 7: nothing found"
+    assert same(before, models.state(model))
+    assert models.has_no_hooks(model)
 
 
-def test_a_checked_step_names_the_batch_and_gives_the_weights_back(every):
-    found = every["nonfinite step"]
-    assert found["clean"]["said"] is None
-    assert found["clean"]["steps"] == 8
-    bad = found["bad batch"]
-    assert bad["steps"] == 5
-    assert bad["said"] == "not finite: batch 5: x: 1 NaN of 512 values"
-    assert bad["weights of before"]
-    diverged = found["diverges"]
-    assert 1 <= diverged["steps"] < 8
-    assert "not finite: batch" in diverged["said"]
-    assert diverged["weights of before"]
+@pytest.mark.parametrize(
+    ("rate", "bad", "steps", "words"),
+    [
+        (0.05, None, [8], ""),
+        (0.05, 5, [5], "not finite: batch 5: x: 1 NaN of 1024 values"),
+        (1e20, None, range(1, 8), "not finite: batch"),
+    ],
+    ids=["clean", "bad batch", "diverges"],
+)
+def test_a_checked_step_names_the_batch_and_gives_the_weights_back(
+    kit, technique, models, rate, bad, steps, words
+):
+    model, loss = student_of(kit), kit.training.cross_entropy
+    optimizer = kit.training.make_optimizer(model, replace(RECIPE, learning_rate=rate))
+    plain = kit.training.make_train_step(model, optimizer, loss)
+    # A step may return a number, too.
+    given = plain if bad is None else lambda x, y: float(plain(x, y))
+    step, taken = technique.make_checked_step(given, model, loss), 0
+    x, y = arrays()
+    x = np.repeat(x, CNN.input_shape[-1], axis=-1)
+    if bad is not None:
+        x[bad * BATCH + 1, 0, 0, 0] = np.nan
+    parts = [(x[at : at + BATCH], y[at : at + BATCH]) for at in range(0, 64, BATCH)]
+    said = ""
+    for batch in kit.data.resident_batches(parts):
+        before = weights_of(kit, model)
+        try:
+            assert math.isfinite(step(*batch))
+        except FloatingPointError as error:
+            said = str(error)
+            break
+        taken += 1
+    assert taken in steps
+    assert words in said
+    assert bool(words) == bool(said)
+    if said:
+        assert farthest(weights_of(kit, model), before) == 0
+
+
+@pytest.mark.only("pt")
+def test_pt_a_checked_step_takes_a_model_of_any_state(kit, technique, models):
+    """An extra state, and a buffer that is not saved."""
+    model, loss = models.Counting(), models.cross_entropy
+    plain = kit.training.make_train_step(model, models.sgd(model), loss)
+    step = technique.make_checked_step(plain, model, loss)
+    x, y = models.torch.ones(2, 4), models.tensor([0, 1])
+    step(x, y)
+    with pytest.raises(FloatingPointError, match="batch 1: x: 8 infinite of 8 values"):
+        step(x / 0, y)
+    assert model.calls.item() == 1
