@@ -47,7 +47,7 @@ from bench.quantities import size
 from bench.record import Record
 from bench.report import tables
 from bench.report.files import FORMATS, OWN, write_reports
-from bench.user_task import Own
+from bench.user_task import UserModel
 from shared.specs import TASKS
 from shared.user_model import BadFile
 
@@ -68,7 +68,7 @@ class State:
     chosen: dict[str, set[str]]
     begun: resume.Begun | None
     watch: machine.Watch
-    own: Own | None = None
+    model: UserModel | None = None
     cases: dict[str, Case] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     hint: str | None = None  # where -k left nothing
@@ -178,12 +178,12 @@ def pytest_configure(config: pytest.Config) -> None:
         for name in FRAMEWORKS:
             _interpreter(name, asked[f"--{name}-python"])
     settings = replace(_settings(asked, results), minutes=_minutes(option("minutes")))
-    own, watch = None, machine.Watch()
+    model, watch = None, machine.Watch()
     if asked["--model"] and not _off(config):
-        own = _own(asked, settings)
-        about = {"file": own.file.path.name, "sha256": own.file.sha256()}
+        model = _checked_model(asked, settings)
+        about = {"file": model.file.path.name, "sha256": model.file.sha256()}
         settings = replace(settings, model=about)
-    config.stash[STATE] = State(settings, chosen, begun, watch, own)
+    config.stash[STATE] = State(settings, chosen, begun, watch, model)
 
 
 def _check_temporary() -> None:
@@ -196,7 +196,7 @@ def _check_temporary() -> None:
         ) from None
 
 
-def _own(asked: dict, settings: Settings) -> Own:
+def _checked_model(asked: dict, settings: Settings) -> UserModel:
     """A user's file, checked; a usage error with one line where it is not as it has to be."""
     wanted = set(asked["--framework"] or ())
     left_out = user_task.left_out(techniques())
@@ -331,8 +331,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     state = metafunc.config.stash[STATE]
     technique, chosen = metafunc.module.TECHNIQUE, state.chosen
-    if state.own:
-        technique = user_task.technique(technique, state.own)
+    if state.model:
+        technique = user_task.technique(technique, state.model)
         if technique is None:
             metafunc.parametrize("case", [])
             return
@@ -340,14 +340,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if effort == "default" and _asks_for(state, technique.name):
         effort = "ordinary"
     cases = cases_of(technique, metafunc.module.__name__, effort)
-    if effort == "quick" and not (state.own or chosen["task"] or _asks_for(state, technique.name)):
+    asked = chosen["task"] or _asks_for(state, technique.name)
+    if effort == "quick" and not (state.model or asked):
         cases = at_a_glance(cases)
         state.left_out += [technique.name] * (not cases)
-    if not (state.own or chosen["task"] or chosen["variant"]):
+    if not (state.model or chosen["task"] or chosen["variant"]):
         cases = one_by_one(cases)
     if chosen["technique"] and technique.name not in chosen["technique"]:
         cases = []
-    sides = chosen["framework"] or set(state.own.sides if state.own else ())
+    sides = chosen["framework"] or set(state.model.sides if state.model else ())
     picked = choose(cases, tasks=chosen["task"], variants=chosen["variant"], frameworks=sides)
     state.cases |= {case.id: case for case in cases}
     metafunc.parametrize(
@@ -358,9 +359,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def _techniques(state: State) -> dict[str, Technique]:
     """The techniques of the suite, or what of them is measured of a user's file."""
     every = techniques()
-    if not state.own:
+    if not state.model:
         return every
-    found = {name: user_task.technique(each, state.own) for name, each in every.items()}
+    found = {name: user_task.technique(each, state.model) for name, each in every.items()}
     return {name: each for name, each in found.items() if each}
 
 
@@ -455,10 +456,10 @@ def _plan(cases: dict[str, list[Case]], state: State) -> Plan:
     settings = state.settings
     here, rounds = machine.describe(machine.usable_threads()), settings.amount.rounds
     durations = learned(settings.results, here, rounds)
-    every = [case for own in cases.values() for case in own]
+    every = [case for of_technique in cases.values() for case in of_technique]
     durations.note_alone(every)
-    if state.own:
-        state.own.note(durations, every)
+    if state.model:
+        state.model.note(durations, every)
     room = SHARE_OF_MEMORY * machine.free_memory()
     named = any(_asks_for(state, name) for name in _techniques(state))
     left_out = () if named else tuple(state.left_out)
@@ -477,7 +478,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         print(f"\n{_planned(state)}")
         return True
     _check_enabled(config)
-    speaker = Speaker(quiet=config.option.verbose < 0 and not state.own)
+    speaker = Speaker(quiet=config.option.verbose < 0 and not state.model)
     with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         if state.begun and state.begun.finished:
             state.folder, state.results = state.begun.folder, state.begun.record
@@ -680,8 +681,8 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config):
     if shown:
         if config.option.verbose > 0:
             terminalreporter.write_line(tables.detail(state.results, width=80))
-        if state.own:
-            user_answer.write(state.folder, state.results, state.own)
+        if state.model:
+            user_answer.write(state.folder, state.results, state.model)
             _report(state.folder)  # the page begins with it
             terminalreporter.write_line(f"\n{user_answer.read(state.folder)}")
         else:
@@ -710,8 +711,8 @@ def _way_on(state: State) -> list[str]:
     lines = [str(path) for path in places if path.exists()]
     if not state.results.finished:
         again = f"--resume {_typed(state.folder)} goes on where it ended."
-        if state.own:
-            again = f"twinbench try {_typed(state.own.file.path)} {again}"
+        if state.model:
+            again = f"twinbench try {_typed(state.model.file.path)} {again}"
         lines[:0] = ["The run is not finished; what was measured is kept.", again]
     folder = _typed(state.folder)
     lines.append(f"More: twinbench choose {folder} --all")

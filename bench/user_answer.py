@@ -18,7 +18,7 @@ from bench.report.figures import number, ratio
 from bench.report.files import OWN
 from bench.report.text import hanging, plain, wrap
 from bench.user_code import UNTRIED, WIDTH
-from bench.user_task import Own
+from bench.user_task import UserModel
 
 AIMS = ("train-speed", "latency", "memory")
 PARTS = {
@@ -41,27 +41,27 @@ UNKNOWN = (
 MOST_NAMED = 5  # operators
 
 
-def write(folder: Path, record: Record, own: Own) -> None:
+def write(folder: Path, record: Record, model: UserModel) -> None:
     """Write the answer into the folder of a run, with the code that was run.
 
     Who interrupted the run, or the code, has the answer without it, and at once.
     """
-    said = [_head(own), *_own_steps(own)]
-    for side in own.sides:
+    said = [_head(model), *_own_steps(model)]
+    for side in model.sides:
         if lines := _breakdown(record, side):
             said += ["", *lines]
-    for side, reason in own.about["missing"].items():
+    for side, reason in model.about["missing"].items():
         said += wrap(f"{FRAMEWORKS[side]} could not be started: {reason}", WIDTH)
     rankings = _rankings(record)
     for ranking in rankings:
         said += ["", *text([ranking], WIDTH)]
-    if not own.about["evaluates"] and any(map(perhaps, rankings)):
+    if not model.about["evaluates"] and any(map(perhaps, rankings)):
         said += ["", *wrap(UNKNOWN, WIDTH)]
     said += ["", *_largest_batches(record), *_partly_compiled(record), *_not_measured(record)]
     for path in user_code.files(folder):
         path.unlink()  # of an answer before, where the run was taken up
     interrupted = record.ended == "interrupted"
-    said += UNTRIED if interrupted else user_code.shown(folder, rankings, own)
+    said += UNTRIED if interrupted else user_code.shown(folder, rankings, model)
     # A file's name need not be text.
     whole = "\n".join(said).encode("utf-8", "backslashreplace").decode()
     replace_file(folder / OWN, f"{whole}\n")
@@ -72,26 +72,26 @@ def read(folder: Path) -> str:
     return (folder / OWN).read_text("utf-8").rstrip()
 
 
-def _head(own: Own) -> str:
-    side = own.about["sides"][own.sides[0]]
+def _head(model: UserModel) -> str:
+    side = model.about["sides"][model.sides[0]]
     count = sum(prod(shape) for _, shape in side["parameters"])
-    said = f"{own.file.path.name}: {count:,} parameters, batch {own.about['batch_size']}"
-    if len(own.sides) < 2:
+    said = f"{model.file.path.name}: {count:,} parameters, batch {model.about['batch_size']}"
+    if len(model.sides) < 2:
         return said
-    if own.about["paired"]:
+    if model.about["paired"]:
         return f"{said}; the frameworks start from equal weights"
     why = "No copy_weights"
-    if "copy_weights" in own.file.functions:
+    if "copy_weights" in model.file.functions:
         why = "copy_weights was not run, since PyTorch's Python has no TensorFlow"
     alone = "each framework is compared with its own baseline alone, and not with the other."
     return "\n".join([said, *wrap(f"{why}: {alone}", WIDTH)])
 
 
-def _own_steps(own: Own) -> list[str]:
+def _own_steps(model: UserModel) -> list[str]:
     """That a step which a model brings was not measured, and what was."""
     said = []
-    for side in own.sides:
-        if name := own.about["sides"][side]["own_step"]:
+    for side in model.sides:
+        if name := model.about["sides"][side]["own_step"]:
             said += wrap(
                 f"{FRAMEWORKS[side]}: the model's own {name} is not used; a step is loss_fn of its "
                 "output, the gradients and the optimizer.",

@@ -26,7 +26,7 @@ from bench.harness.schedule import techniques
 from bench.record import FRAMEWORKS, Case
 from bench.report.names import title
 from bench.report.text import hanging
-from bench.user_task import Own
+from bench.user_task import UserModel
 from shared.user_model import MAKERS, RECIPE
 
 WIDTH = 80
@@ -37,15 +37,15 @@ ROUTES = {"export": bench_export.ROUTES, "native_export": bench_native_export.RO
 RUN_S = 300  # after which code counts as hung
 
 
-def shown(folder: Path, rankings: list[Ranking], own: Own) -> list[str]:
+def shown(folder: Path, rankings: list[Ranking], model: UserModel) -> list[str]:
     """For each framework the code of its best train step and of its best prediction, where that is
     not the plain one."""
     lines = []
-    for side in own.sides:
+    for side in model.sides:
         for kind in (TRAIN, PREDICT):
             rows, framework = gaining(rankings, side, kind), FRAMEWORKS[side]
             path = folder / f"{FILES[kind]}_{MAKERS[side]}.py"
-            texts = [(row, code) for row in rows if (code := _code(own, kind, row, path.name))]
+            texts = [(row, code) for row in rows if (code := _code(model, kind, row, path.name))]
             row, code = texts[0] if texts else (None, "")
             words = WORDS[kind]
             if rows and rows[0] is not row:
@@ -54,7 +54,7 @@ def shown(folder: Path, rankings: list[Ranking], own: Own) -> list[str]:
             if row:
                 path.write_text(code, encoding="utf-8")
                 try:
-                    error = run(path, own, side)
+                    error = run(path, model, side)
                 except KeyboardInterrupt:
                     path.unlink()
                     return lines + UNTRIED
@@ -82,12 +82,12 @@ def gaining(rankings: list[Ranking], side: str, kind: str) -> list[Case]:
     return []
 
 
-def run(path: Path, own: Own, side: str) -> str | None:
+def run(path: Path, model: UserModel, side: str) -> str | None:
     """Run printed code; the last line of its error, where it has one."""
     environment = os.environ | machine.TUNED_ALLOCATOR | {"TF_CPP_MIN_LOG_LEVEL": "3"}
     try:
         done = subprocess.run(
-            [own.interpreters.get(side, sys.executable), str(path)],
+            [model.interpreters.get(side, sys.executable), str(path)],
             capture_output=True,
             encoding="utf-8",
             errors="replace",
@@ -125,22 +125,22 @@ class _Function(NamedTuple):
     name: str
 
 
-def _code(own: Own, kind: str, case: Case, name: str) -> str | None:
+def _code(model: UserModel, kind: str, case: Case, name: str) -> str | None:
     """The code of a row, as a file of this name; None where no few lines can show it."""
-    return (train_code if kind == TRAIN else predict_code)(own, case, name)
+    return (train_code if kind == TRAIN else predict_code)(model, case, name)
 
 
-def train_code(own: Own, case: Case, name: str) -> str | None:
+def train_code(model: UserModel, case: Case, name: str) -> str | None:
     """A stack of techniques for the user's model."""
     settings = case.settings if case.technique == "stacking" else case.stacking
     if settings is None:
         return None
     of_model = ("memory_format", "recomputed")
     made = {name: settings[name] for name in of_model if name in settings}
-    side = own.about["sides"][case.framework]
+    side = model.about["sides"][case.framework]
     return _rendered(
         "train",
-        own,
+        model,
         case,
         name,
         trains=True,
@@ -156,10 +156,10 @@ def train_code(own: Own, case: Case, name: str) -> str | None:
     )
 
 
-def predict_code(own: Own, case: Case, name: str) -> str | None:
+def predict_code(model: UserModel, case: Case, name: str) -> str | None:
     """A route from the user's model to predictions."""
     if case.technique == "compilation":
-        return _rendered("predict", own, case, name)
+        return _rendered("predict", model, case, name)
     route = ROUTES.get(case.technique, {}).get(case.settings.get("route"))
     if route is None or route.export is None:
         return None
@@ -169,12 +169,12 @@ def predict_code(own: Own, case: Case, name: str) -> str | None:
     )
     threads = machine.usable_threads()
     more = {"route": route, "export": export, "load": load, "threads": threads}
-    return _rendered("predict", own, case, name, **more)
+    return _rendered("predict", model, case, name, **more)
 
 
-def _rendered(template: str, own: Own, case: Case, name: str, **more: Any) -> str:
-    side, path = case.framework, own.file.path
-    about, batches = own.about["sides"][side], "batch" not in own.file.functions
+def _rendered(template: str, model: UserModel, case: Case, name: str, **more: Any) -> str:
+    side, path = case.framework, model.file.path
+    about, batches = model.about["sides"][side], "batch" not in model.file.functions
     values = {
         "trains": False,
         "route": None,
@@ -189,7 +189,7 @@ def _rendered(template: str, own: Own, case: Case, name: str, **more: Any) -> st
         "drawn": "batches" if batches else "batch",
         "batches": batches,
         "pairs": not about["as_given"],
-        "size": own.about["batch_size"],
+        "size": model.about["batch_size"],
         "named": f', "{MAKERS[side]}"' if about["named"] else "",
     }
     return _templates().get_template(f"{template}_{side}.py.j2").render(values | more)

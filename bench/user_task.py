@@ -53,7 +53,7 @@ OF_A_FAMILY = {
 
 
 @dataclass(frozen=True)
-class Own:
+class UserModel:
     """A user's file that was found sound: its task, and what is known of it.
 
     `interpreters`: by framework, where it is not this one.
@@ -93,7 +93,7 @@ def prepare(
     interpreters: dict[str, str],
     wanted: set[str],
     say: Callable[[str], None],
-) -> Own:
+) -> UserModel:
     """Check a file in each of its frameworks that are `wanted` (all where none is said) and here.
 
     say: is told what begins. Raises BadFile with one line. What is written lies in `results`/data,
@@ -124,7 +124,7 @@ def prepare(
         raise
     task = user_model.task(about)
     TASKS[task.name] = task
-    return Own(file, task, about, interpreters)
+    return UserModel(file, task, about, interpreters)
 
 
 def _check(
@@ -273,18 +273,18 @@ class _Guard:
 # What is measured --------------------------------------------------------------------------------
 
 
-def technique(usual: Technique, own: Own) -> Technique | None:
+def technique(usual: Technique, model: UserModel) -> Technique | None:
     """What of a technique is measured of a user's file; None where nothing is."""
     asked = usual.user_model
     if not usual.is_measured_of_users:
         return None
     effort = "ordinary" if usual.family == "compression" else "default"  # it takes its time
-    trained = own.about["evaluates"] and asked.learns
+    trained = model.about["evaluates"] and asked.learns
     return replace(
         usual,
         variants=tuple(map(_variant, asked.of(usual.variants))),
         workloads=tuple(
-            Workload(own.task.name, batch, effort, mode=mode, timed=asked.timed, accuracy=trained)
+            Workload(model.task.name, batch, effort, mode=mode, timed=asked.timed, accuracy=trained)
             for batch, mode in asked.works
         ),
         probes=not asked.timed,

@@ -23,7 +23,7 @@ from bench.analysis.ranking import TRAIN
 from bench.harness import machine
 from bench.harness.schedule import techniques
 from bench.record import Timing, load
-from bench.user_task import OF_A_FAMILY, Own, left_out
+from bench.user_task import OF_A_FAMILY, UserModel, left_out
 from shared import user_model
 from shared.specs import TASKS
 from shared.user_model import BadFile
@@ -64,15 +64,15 @@ def record(folder, tried):
 
 
 @pytest.fixture
-def own(folder, tried):
+def model(folder, tried):
     """The file as a run finds it checked."""
-    return own_of(folder)
+    return model_of(folder)
 
 
-def own_of(folder):
+def model_of(folder):
     (data,) = (folder / "results" / "data").glob("own-my_model-*")
     about = user_model.about(data)
-    return Own(user_model.look(folder / "my_model.py"), user_model.task(about), about, {})
+    return UserModel(user_model.look(folder / "my_model.py"), user_model.task(about), about, {})
 
 
 def test_the_example_is_written_over_nothing(folder):
@@ -137,9 +137,9 @@ def test_a_place_that_can_not_be_written_is_one_line(tmp_path, capsys):
 
 
 def test_the_way_on_of_a_run_that_was_cut_short_is_a_command(folder, tmp_path):
-    own = SimpleNamespace(file=user_model.look(folder / "my_model.py"))
+    model = SimpleNamespace(file=user_model.look(folder / "my_model.py"))
     results = SimpleNamespace(finished=False)
-    state = SimpleNamespace(own=own, folder=tmp_path, results=results)
+    state = SimpleNamespace(model=model, folder=tmp_path, results=results)
     lines = conftest._way_on(state)
     (words,) = [line.split() for line in lines if line.startswith("twinbench try ")]
     assert Path(words[2]).resolve() == (folder / "my_model.py").resolve()
@@ -187,8 +187,8 @@ def test_the_code_of_a_row_that_no_few_lines_show_is_named(monkeypatch, tmp_path
     ]
     monkeypatch.setattr(user_code, "gaining", lambda made, side, kind: rows * (kind == TRAIN))
     texts = {"bf16": "print('lines')\n"}
-    monkeypatch.setattr(user_code, "_code", lambda own, kind, row, name: texts.get(row.variant))
-    monkeypatch.setattr(user_code, "run", lambda path, own, side: None)
+    monkeypatch.setattr(user_code, "_code", lambda model, kind, row, name: texts.get(row.variant))
+    monkeypatch.setattr(user_code, "run", lambda path, model, side: None)
     said = "\n".join(user_code.shown(tmp_path, [], SimpleNamespace(sides=["pt"])))
     assert "its best train step is micro 4; how to get it:" in " ".join(said.split())
     assert "pt_impl/train_step/gradient_accumulation.py" in said
@@ -200,13 +200,13 @@ def test_the_code_of_a_row_that_no_few_lines_show_is_named(monkeypatch, tmp_path
 
 
 def test_ctrl_c_while_code_is_tried_leaves_the_answer(monkeypatch, tmp_path):
-    def interrupted(path, own, side):
+    def interrupted(path, model, side):
         assert path.is_file()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(user_code, "run", interrupted)
     monkeypatch.setattr(user_code, "gaining", lambda made, side, kind: [records.case("row")])
-    monkeypatch.setattr(user_code, "_code", lambda own, kind, row, name: "step = 1")
+    monkeypatch.setattr(user_code, "_code", lambda model, kind, row, name: "step = 1")
     (_, said) = user_code.shown(tmp_path, [], SimpleNamespace(sides=["pt", "tf"]))
     assert said == "No code: it was not tried, since you interrupted; --resume tries it."
     assert list(tmp_path.iterdir()) == []
@@ -215,7 +215,7 @@ def test_ctrl_c_while_code_is_tried_leaves_the_answer(monkeypatch, tmp_path):
 def test_code_that_fails_in_no_encoding_has_its_line(tmp_path):
     path = tmp_path / "use.py"
     path.write_text("import sys\nsys.stderr.buffer.write(b'no \\xff')\nsys.exit(3)\n")
-    assert user_code.run(path, Own(None, None, {}, {}), "pt") == "no \ufffd"
+    assert user_code.run(path, UserModel(None, None, {}, {}), "pt") == "no \ufffd"
 
 
 def test_a_run_keeps_its_data_while_another_of_the_same_file_begins(monkeypatch, tmp_path):
@@ -269,7 +269,7 @@ def test_ctrl_c_while_a_file_is_checked_says_that_nothing_was_measured(monkeypat
     asked = {"--framework": None, "--technique": None, "--model": "mine.py"}
     settings = SimpleNamespace(results=tmp_path, interpreters={})
     with pytest.raises(pytest.UsageError, match="nothing was measured"):
-        conftest._own(asked, settings)
+        conftest._checked_model(asked, settings)
 
 
 def test_a_console_without_utf_8_loses_no_line(monkeypatch):
@@ -371,13 +371,13 @@ def test_the_page_begins_with_the_answer_and_its_code(folder, tried):
         pytest.param("tf", "litert", "model.tflite", marks=pytest.mark.campaign),
     ],
 )
-def test_the_code_of_a_prediction_runs(folder, own, tmp_path, side, route, file):
+def test_the_code_of_a_prediction_runs(folder, model, tmp_path, side, route, file):
     named = tmp_path / "my-model 2.py"  # no name for an import
     shutil.copy(folder / "my_model.py", named)
-    own = replace(own, file=user_model.look(named))
+    model = replace(model, file=user_model.look(named))
     row = records.case(route, technique="export", framework=side, settings={"route": route})
     path = tmp_path / "predict.py"
-    code = user_code.predict_code(own, row, path.name)
+    code = user_code.predict_code(model, row, path.name)
     path.write_text(code + "assert output.shape == (8, 10)\n")
     workers.run("example_worker", (side,), lambda _: [path])
     assert (tmp_path / file).stat().st_size > 20_000  # it has the weights
@@ -428,9 +428,9 @@ def test_code_runs_where_it_lies_on_batches_with_lists(tmp_path, monkeypatch):
         x, y = module.drawn(8, 0)
         assert not user_model.keeps_structure(x)
         assert not user_model.keeps_structure(y)
-        own = Own(user_model.look(file), None, {"batch_size": 8, "sides": {"pt": of}}, {})
+        model = UserModel(user_model.look(file), None, {"batch_size": 8, "sides": {"pt": of}}, {})
         row, path = records.case("winners", technique="stacking"), place / f"use_{name}.py"
-        path.write_text(f"{user_code.train_code(own, row, path.name)}assert loss.isfinite()\n")
+        path.write_text(f"{user_code.train_code(model, row, path.name)}assert loss.isfinite()\n")
     both = place / "both.py"  # in one process, most of which is an import
     both.write_text(
         "import pathlib, runpy, sys\n"
@@ -438,7 +438,7 @@ def test_code_runs_where_it_lies_on_batches_with_lists(tmp_path, monkeypatch):
         "    runpy.run_path(path)\n"
         "sys.stdout.buffer.write(b'\\xfc')\n"  # as old consoles have it
     )
-    assert user_code.run(both, own, "pt") is None
+    assert user_code.run(both, model, "pt") is None
 
 
 @pytest.mark.parametrize(
@@ -457,13 +457,13 @@ def test_what_becomes_another_structure_is_known(tree, kept):
     assert user_model.keeps_structure(tree) is kept
 
 
-def test_an_answer_of_a_run_that_ended_early_is_written(own, record, tmp_path):
-    own.about["sides"]["tf"]["own_step"] = "train_step"
+def test_an_answer_of_a_run_that_ended_early_is_written(model, record, tmp_path):
+    model.about["sides"]["tf"]["own_step"] = "train_step"
     cases = [
         case.but(blocks=[], evidence=None, metrics={}, timing=Timing()) for case in record.cases
     ]
     cases.append(cases[0].but(technique="batch_size_finder", id="batch_size_finder"))
-    user_answer.write(tmp_path, record.but(cases=cases, comparisons=[]), own)
+    user_answer.write(tmp_path, record.but(cases=cases, comparisons=[]), model)
     said = user_answer.read(tmp_path)
     assert "where a step's time goes was not measured" in said
     assert "TensorFlow: the model's own train_step is not used; a step is loss_fn" in said
@@ -472,16 +472,16 @@ def test_an_answer_of_a_run_that_ended_early_is_written(own, record, tmp_path):
     assert "argest batch" not in said
     assert not list(tmp_path.glob("*.py"))
     named = [case for case in cases if case.technique == "mixed_precision"]
-    user_answer.write(tmp_path, record.but(cases=named, comparisons=[]), own)
+    user_answer.write(tmp_path, record.but(cases=named, comparisons=[]), model)
     assert "where a step's time goes" not in user_answer.read(tmp_path)
 
 
-def test_an_interrupted_run_has_its_answer_at_once(monkeypatch, own, record, tmp_path):
+def test_an_interrupted_run_has_its_answer_at_once(monkeypatch, model, record, tmp_path):
     monkeypatch.setattr(user_code, "run", lambda *given: pytest.fail("code was run"))
     monkeypatch.setattr(user_code, "gaining", lambda *given: pytest.fail("code was written"))
     for name in ("use_pytorch.py", "predict_tensorflow.py"):
         (tmp_path / name).touch()  # of the answer before, where the run was taken up
-    user_answer.write(tmp_path, record.but(ended="interrupted"), own)
+    user_answer.write(tmp_path, record.but(ended="interrupted"), model)
     assert user_answer.read(tmp_path).endswith("since you interrupted; --resume tries it.")
     assert [path.name for path in tmp_path.iterdir()] == ["answer.txt"]
 
@@ -506,9 +506,9 @@ def test_what_the_compiler_left_out_is_said(record):
     assert said.endswith("batch 8: 2 graphs; outside of them lstm, zeros")
 
 
-def test_code_says_how_to_start_it_as_the_rows_were(own, tmp_path):
+def test_code_says_how_to_start_it_as_the_rows_were(model, tmp_path):
     row = records.case("winners", technique="stacking")
-    code = user_code.train_code(own, row, "use.py")
+    code = user_code.train_code(model, row, "use.py")
     (tmp_path / "use.py").write_text("import json, os; print(json.dumps(dict(os.environ)))")
     command = [line.strip("# ") for line in code.splitlines() if line[:6] == "#     "]
     said = "\n".join(command).replace("python ", f"{shlex.quote(sys.executable)} ")
