@@ -11,12 +11,15 @@ one of Keras's own classes, which take (y, output), is turned round there.
 
 import inspect
 import math
+import weakref
 from collections.abc import Callable
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from pt_impl.kit import calling, comparing, runtime, signatures, training
 from shared.specs import Recipe
@@ -43,6 +46,7 @@ class OwnModel:
         self.make, self.has_logits = make, has_logits
         self.example = None
         self._loss = None
+        self._owners = WeakTensorKeyDictionary()  # parameter -> its model, for a loss that reads it
         self._optimizers: WeakKeyDictionary = WeakKeyDictionary()
         self._remade: Callable | None = None  # holds no parameters, so that a model can go
 
@@ -57,15 +61,40 @@ class OwnModel:
         if weights is not None:
             import_weights(model, weights)
         self._loss = loss
+        if any(map({id(p) for p in model.parameters()}.__contains__, map(id, _read_by(loss)))):
+            vars(model)["loss_of_file"] = loss  # a loss holds its model: only that may hold it
+            for parameter in model.parameters():
+                self._owners[parameter] = weakref.ref(model)
         if optimizer is not None:
             self._optimizers[model], self._remade = optimizer, _remake(optimizer, model)
         return model
 
     def loss(self, output, y) -> Tensor:
-        """The file's loss of an output."""
+        """The file's loss of an output; one that reads its model, that of the model of the output.
+
+        Raises NotImplementedError where such a loss is asked for an output of another model.
+        """
         if self.has_logits and not hasattr(output, "logits"):
             output = Logits(first(output))
-        return self._loss(output, y)
+        return (self._made_with(output) if self._owners else self._loss)(output, y)
+
+    def _made_with(self, output) -> Callable:
+        """The loss that the file made together with the model that an output is of."""
+        given = calling.tensors(getattr(output, "logits", output))
+        left, seen = [tensor.grad_fn for tensor in given], set()
+        if not any(left):
+            return self._loss  # nothing is trained with it
+        while left:
+            node = left.pop()
+            if node is not None and node not in seen:
+                seen.add(node)
+                owner = self._owners.get(node.variable) if hasattr(node, "variable") else None
+                if owner is not None:
+                    return owner().loss_of_file
+                left += [other for other, _ in node.next_functions]
+        raise NotImplementedError(
+            "the file's loss reads the model that it was made with, and another one is trained here"
+        )
 
     def prediction_loss(self, output, y) -> Tensor:
         """The file's loss of a prediction, of which an exported file may have the logits alone.
@@ -127,6 +156,32 @@ def _parts(found) -> tuple:
             " (its step needs a closure): give one that takes the gradients, such as AdamW"
         )
     return model, loss, optimizer
+
+
+def _read_by(loss: Callable) -> list[nn.Parameter]:
+    """The parameters that a loss has at hand: in what it closes over, or is a method of."""
+    found, left, seen = [], [loss], set()
+    while left:
+        value = left.pop()
+        if id(value) in seen or len(seen) > 1000:
+            continue
+        seen.add(id(value))
+        if isinstance(value, nn.Module):
+            found += value.parameters()
+        elif isinstance(value, nn.Parameter):
+            found.append(value)
+        elif inspect.isfunction(value):
+            used = inspect.getclosurevars(value)
+            left += [*used.nonlocals.values(), *used.globals.values()]
+        elif inspect.ismethod(value):
+            left += [value.__func__, value.__self__]
+        elif isinstance(value, partial):
+            left += [value.func, *value.args, *value.keywords.values()]
+        elif isinstance(value, dict | list | tuple):
+            left += value.values() if isinstance(value, dict) else value
+        elif not inspect.ismodule(value) and not isinstance(value, type):
+            left += getattr(value, "__dict__", {}).values()
+    return found
 
 
 def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -13,7 +15,7 @@ from pt_impl.compression import (
     weight_quantization,
 )
 from pt_impl.deployment import export
-from pt_impl.kit import averages, int8_files, quantized_files, user_model
+from pt_impl.kit import averages, int8_files, quantized_files, training, user_model
 from pt_impl.kit.checks.data_parallel import synchronise_norms
 from pt_impl.recipes import gradient_health, loss_checks, nonfinite, regularization
 from pt_impl.train_step import accumulated_statistics
@@ -80,6 +82,26 @@ def two_predictions_of_a_model_that_clamps_its_input(folder):
 
 def try_of_inputs_changed_in_place(folder):
     user_model.repeatable(made(Centred), images())
+
+
+def with_penalty() -> tuple:
+    model = nn.Linear(3, 1)
+    return model, lambda output, y: (output - y).square().mean() + model.weight.square().sum()
+
+
+def penalties_of_the_model_that_is_trained(folder):
+    own = user_model.OwnModel(with_penalty)
+    model = own.build()
+    step = training.make_train_step(model, torch.optim.SGD(model.parameters(), 0.1), own.loss)
+    own.build()  # as a row's proof does
+    wanted = 0.8 * model.weight.detach()
+    step(torch.zeros(4, 3), torch.zeros(4, 1))
+    return model.weight.detach(), wanted
+
+
+def penalty_of_another_model(folder):
+    own = user_model.OwnModel(with_penalty)
+    own.loss(copy.deepcopy(own.build())(torch.zeros(4, 3)), torch.zeros(4, 1))
 
 
 # TorchScript within a model ----------------------------------------------------------------------

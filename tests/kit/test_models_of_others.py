@@ -27,6 +27,7 @@ RIGHT = rows(
     ["calibration_data_that_the_model_changes"],
     ["rounded_weights_of_inputs_changed_in_place"],
     ["two_predictions_of_a_model_that_clamps_its_input"],
+    ["penalties_of_the_model_that_is_trained"],
     ["pruned_model_around_torchscript"],
     ["recomputed_block_around_torchscript"],
     ["decay_of_embeddings_within_torchscript"],
@@ -58,6 +59,7 @@ def test_works(models, tmp_path, trait):
 REFUSED = rows(
     "pt",
     ["try_of_inputs_changed_in_place", "in place"],
+    ["penalty_of_another_model", "reads the model that it was made with"],
     ["one_update_of_scripted_statistics", "TorchScript, whose momentum is a constant"],
     ["fresh_scripted_statistics", "TorchScript, whose momentum is a constant"],
     ["replicas_of_scripted_norms", "TorchScript, which takes no other forward"],
@@ -82,6 +84,7 @@ REFUSED += rows(
     "tf tf_keras",
     ["checkpoint_of_another_vocabulary", "other words or bins there"],
     ["checkpoint_of_other_bins", "other words or bins there"],
+    ["try_of_a_loss_that_reads_its_model", "reads the model's weights by itself"],
     ["compiled_lookup", "looks up or hashes"],
     ["prediction_of_a_lookup_by_xla", "looks up or hashes"],
     ["compiled_stack_with_a_lookup", "looks up or hashes"],

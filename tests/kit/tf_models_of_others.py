@@ -11,7 +11,7 @@ from tf_impl.compression import post_training_quantization
 from tf_impl.compression.pruning import apply_pruning
 from tf_impl.compression.quantization_aware_training import prepare_qat
 from tf_impl.deployment import export, native_export
-from tf_impl.kit import quantized_files
+from tf_impl.kit import quantized_files, user_model
 from tf_impl.kit.checks import memory_format as memory_checks
 from tf_impl.parallel.tensor_parallel import Split
 from tf_impl.recipes.checkpoints import load_checkpoint, save_checkpoint
@@ -137,6 +137,15 @@ def prediction_of_a_lookup_by_xla(folder):
 
 def compiled_stack_with_a_lookup(folder):
     stacking.make_train_step(looked_up(), keras.optimizers.SGD(), loss_of, compiled=True)
+
+
+def try_of_a_loss_that_reads_its_model(folder):
+    def made():
+        model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+        return model, lambda output, y: loss_of(output, y) + tf.norm(model.weights[0])
+
+    own = user_model.OwnModel(made)
+    user_model.check(own, own.build(), (numbers(4, 3), numbers(4, 1)))
 
 
 # Others ------------------------------------------------------------------------------------------

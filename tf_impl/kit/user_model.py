@@ -9,8 +9,10 @@ optimizer is made of its configuration, anew for each model. A loss takes (outpu
 of Keras's own classes, which take (y, output), is turned round.
 """
 
+import inspect
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
@@ -174,6 +176,11 @@ def check(own: OwnModel, model: tf.keras.Model, batch: tuple) -> dict:
     """
     x, y = batch
     known = len(model.weights)
+    if {id(weight) for weight in model.weights} & {id(each) for each in _read_by(own._loss)}:
+        raise BadFile(
+            "loss_fn reads the model's weights by itself, and a row trains another copy of the"
+            " model: let the model say it, by kernel_regularizer or add_loss"
+        )
     with tf.GradientTape() as tape:
         output = _fits("model", lambda: _run(model, x, training=True), x)
         loss = _fits("loss_fn(output, y)", lambda: own.loss(output, y), x)
@@ -202,6 +209,32 @@ def check(own: OwnModel, model: tf.keras.Model, batch: tuple) -> dict:
         "has_optimizer": own._last is not None,
         "own_step": None if type(model).train_step is tf.keras.Model.train_step else "train_step",
     }
+
+
+def _read_by(loss: Callable) -> list:
+    """The weights that a loss has at hand: in what it closes over, or is a method of."""
+    found, left, seen = [], [loss], set()
+    while left:
+        value = left.pop()
+        if id(value) in seen or len(seen) > 1000:
+            continue
+        seen.add(id(value))
+        if isinstance(value, tf.keras.layers.Layer):
+            found += value.weights
+        elif isinstance(value, (tf.Variable, getattr(tf.keras, "Variable", tf.Variable))):
+            found.append(value)
+        elif inspect.isfunction(value):
+            used = inspect.getclosurevars(value)
+            left += [*used.nonlocals.values(), *used.globals.values()]
+        elif inspect.ismethod(value):
+            left += [value.__func__, value.__self__]
+        elif isinstance(value, partial):
+            left += [value.func, *value.args, *value.keywords.values()]
+        elif isinstance(value, dict | list | tuple):
+            left += value.values() if isinstance(value, dict) else value
+        elif not inspect.ismodule(value) and not isinstance(value, type):
+            left += getattr(value, "__dict__", {}).values()
+    return found
 
 
 def _run(model: tf.keras.Model, x, training: bool):
