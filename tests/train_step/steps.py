@@ -13,7 +13,12 @@ import pytest
 from bench.harness import memory
 from shared.specs import TASKS, CNNSpec, GPTSpec, ResNetSpec
 from shared.weights import init_weights
-from tests.compression.teaching import farthest, trainable_of, weights_of  # noqa: F401
+from tests.compression.teaching import (  # noqa: F401
+    farthest,
+    teacher_weights,
+    trainable_of,
+    weights_of,
+)
 
 CNN = CNNSpec((8, 8, 2), ((4, 1), (6, 2)), num_classes=10, bn_momentum=0.25)
 RESNET = ResNetSpec((8, 8, 1), 1, (4, 8), num_classes=3)
@@ -66,3 +71,34 @@ def peak(run: Callable) -> int:
         pytest.skip("the kernel counts no new peak")
     run()
     return memory.peak() - before
+
+
+def applied(kit, models, spec, make, stream, **settings) -> list[dict[str, np.ndarray]]:
+    """The "loss", the gradients that reach the optimizer, and statistics after each batch's step.
+
+    Of each batch from the same start, in which no scale is 1 and no statistic that of a new layer.
+    """
+    weights = teacher_weights(spec)
+    settings |= {"optimizer": models.recorder, "weights": weights}
+    prepared, found = prepare(kit, spec, make, **settings), []
+    for batch in stream:
+        kit.models.import_weights(prepared.model, weights)
+        loss = kit.runtime.to_float(prepared.step(*batch))
+        found.append(weights_of(kit, prepared.model) | {"loss": np.array(loss)})
+    return found
+
+
+def statistics(arrays: dict) -> dict:
+    return {name: arrays[name] for name in arrays if name.endswith((".bn.mean", ".bn.variance"))}
+
+
+def gradients(arrays: dict) -> dict:
+    return {name: arrays[name] for name in arrays.keys() - statistics(arrays).keys() - {"loss"}}
+
+
+def weighted(parts: list[dict], shares) -> dict:
+    """The weighted sum of arrays, name by name."""
+    return {
+        name: sum(share * part[name] for share, part in zip(shares, parts, strict=True))
+        for name in parts[0]
+    }
