@@ -3,175 +3,199 @@
 from __future__ import annotations
 
 import math
+import re
 
+import numpy as np
 import pytest
 
+from bench.recipes import bench_loss_checks
+from shared.specs import TASKS
+from shared.weights import init_weights
 from tests import workers
+from tests.recipes.samples import CLASSES, arrays, same
+
+FRAMEWORKS = ("pt", *workers.keras())
+MODELS = "recipes"
+PT, TF = pytest.mark.only("pt"), pytest.mark.only("tf", "tf_keras")
+ODD = "takes probabilities and whose model gives probabilities: 1 found"
+NOT_FORM = "form: loss: it takes {}, the model gives {}"
 
 
-def test_classes_in_the_second_axis_are_found_by_their_labels(evidence):
-    found = evidence["pt"]["loss_checks losses"]
-    head = "a batch of 2, whose loss takes logits and whose model gives"
-    assert found["pixels"] == f"{head} logits: nothing found"
-    assert f"{head} probabilities: 1 found\nform: loss" in found["pixels with softmax"]
-    assert found["soft pixels"] == found["pixels"]
-    assert found["soft pixels with softmax"] == found["pixels with softmax"]
+@pytest.fixture
+def check(technique, models):
+    """`check(model, loss)`: the report's text, on 32 samples of a clean dataset."""
+    x, y = (part[:32] for part in arrays())
+
+    def run(model, loss, kind="softmax", x=x, y=y, **settings):
+        if kind == "sigmoid":
+            y = (y % 2)[:, None].astype(np.float32)
+        x = {"image": models.tensor(x)} if isinstance(model, models.Wrapped) else models.tensor(x)
+        return str(technique.check_loss(model, loss, x, models.tensor(y), **settings))
+
+    return run
 
 
-def test_outputs_in_bfloat16_are_judged(every):
-    right, twice = every["loss_checks losses"]["bfloat16"]
-    assert right.endswith("whose loss takes logits and whose model gives logits: nothing found")
-    assert "form: loss: it takes logits, the model gives probabilities" in twice
+@pytest.fixture
+def pair(models, check):
+    """The report of a model that gives this form and a loss that takes that one."""
 
+    def run(kind, gives, takes):
+        outputs = CLASSES if kind == "softmax" else 1
+        model = models.classifier(outputs, gives, kind)
+        return check(model, models.loss_over(kind, takes), kind)
 
-def test_a_loss_over_probabilities_is_judged_whatever_axes_it_squeezes_away(evidence):
-    for worker in ("pt", *workers.keras()):
-        found = evidence[worker]["loss_checks losses"]["squeezed"]
-        assert "takes probabilities and whose model gives probabilities: 1 found" in found
-    for case in ("mask", "several in integers"):
-        found = evidence["pt"]["loss_checks losses"][case]
-        assert "takes probabilities and whose model gives probabilities: 1 found" in found
-
-
-RIGHT = [  # (what the model gives, what the loss takes)
-    ("softmax", "logits", "logits"),
-    ("sigmoid", "logits", "logits"),
-]
-
-
-@pytest.mark.parametrize(("kind", "gives", "takes"), RIGHT)
-def test_a_right_pair_is_clean(every, kind, gives, takes):
-    found = every["loss_checks losses"][f"{kind} {gives} {takes}"]
-    wanted = f"a batch of 32, whose loss takes {takes} and whose model gives {gives}: nothing found"
-    assert found == wanted
-
-
-@pytest.mark.parametrize(
-    "pair", ["softmax log-probabilities log-probabilities", "softmax log-probabilities logits"]
-)
-def test_log_probabilities_are_clean_for_both_losses_that_take_them(evidence, pair):
-    assert evidence["pt"]["loss_checks losses"][pair].endswith("nothing found")
-
-
-@pytest.mark.parametrize(("kind", "least"), [("softmax", math.log(math.e + 3) - 1), ("sigmoid", 0)])
-def test_probabilities_for_a_loss_over_logits_are_found(every, kind, least):
-    found = every["loss_checks losses"][f"{kind} probabilities logits"]
-    least = least or math.log1p(math.exp(-1))
-    assert "form: loss: it takes logits, the model gives probabilities" in found
-    assert f"cannot fall below {least:.3g}" in found
+    return run
 
 
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
-def test_logits_for_a_loss_over_probabilities_are_found(every, kind):
-    found = every["loss_checks losses"][f"{kind} logits probabilities"]
-    line = "form: loss: it takes probabilities, the model gives logits: use a loss over logits"
-    assert line in found
+def test_pairs_of_logits_and_probabilities(pair, kind):
+    head = "a batch of 32, whose loss takes logits and whose model gives logits"
+    assert pair(kind, "logits", "logits") == f"{head}: nothing found"
+    found = pair(kind, "probabilities", "logits")
+    least = math.log(math.e + 3) - 1 if kind == "softmax" else math.log1p(math.exp(-1))
+    assert NOT_FORM.format("logits", "probabilities") in found
+    assert f"cannot fall below {least:.3g}" in found
+    found = pair(kind, "logits", "probabilities")
+    assert f"{NOT_FORM.format('probabilities', 'logits')}: use a loss over logits" in found
 
 
-@pytest.mark.parametrize("gives", ["logits", "probabilities"])
-def test_what_is_no_log_probability_is_found(evidence, gives):
-    found = evidence["pt"]["loss_checks losses"][f"softmax {gives} log-probabilities"]
-    assert f"it takes log-probabilities, the model gives {gives}" in found
-
-
-PRECISION = {  # worker and kind -> the margin at which less than half is left, and how much is
-    ("pt", "softmax"): (90, "not finite"),
-    ("pt", "sigmoid"): (17, 0.0),
-    ("tf", "softmax"): (17, 0.0),
-    ("tf", "sigmoid"): (17, 0.0),
-    ("tf_keras", "softmax"): (17, 0.0),
-    # Adds 1e-7 within the logarithm, too: of 1.19e-7, and with labels smoothed by 0.05.
+PRECISION = {  # the margin at which less than half is left, and how much is
+    ("pt", "softmax"): (90, math.nan),
+    # Legacy Keras adds 1e-7 within the logarithm, too: of 1.19e-7, and with smoothed labels.
     ("tf_keras", "sigmoid"): (16, 0.95 * 1.19 / 2.19 - 0.05),
 }
 
 
-@pytest.mark.parametrize(
-    ("worker", "kind"), [case for case in PRECISION if case[0] in ("pt", *workers.keras())]
-)
-def test_a_loss_over_probabilities_is_shown_to_lose_its_gradient(evidence, worker, kind):
-    margin, left = PRECISION[worker, kind]
-    found = evidence[worker]["loss_checks losses"][f"{kind} probabilities probabilities"]
-    start, _, rest = found.partition(f"of a sample that is wrong by {margin} in logits is ")
-    assert start.endswith("1 found\nprecision: loss: the gradient ")
-    if left == "not finite":
-        assert rest == "not finite: use a loss over logits"
-    else:
-        share = float(rest.removesuffix(" of what is right: use a loss over logits"))
-        assert share == pytest.approx(left, abs=0.01)
-
-
-@pytest.mark.parametrize("worker", workers.keras())
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
-def test_keras_finds_the_logits_behind_its_own_activation(evidence, worker, kind):
-    found = evidence[worker]["loss_checks losses"]
-    assert found[f"{kind} probabilities by Keras probabilities"].endswith("nothing found")
-    assert "form: loss" in found[f"{kind} probabilities by Keras logits"]
+def test_a_loss_over_probabilities_is_shown_to_lose_its_gradient(flavour, pair, kind):
+    margin, left = PRECISION.get((flavour, kind), (17, 0.0))
+    found = pair(kind, "probabilities", "probabilities")
+    pattern = (
+        r"1 found\nprecision: loss: the gradient of a sample that is wrong by (\d+) in logits is "
+        r"(not finite|\S+ of what is right): use a loss over logits"
+    )
+    at, share = re.search(pattern, found).groups()
+    assert int(at) == margin
+    share = math.nan if share == "not finite" else float(share.split()[0])
+    assert share == pytest.approx(left, abs=0.01, nan_ok=True)
 
 
-def test_a_loss_that_is_no_cross_entropy_is_not_judged(every):
-    found = every["loss_checks losses"]
-    assert "takes neither logits nor probabilities: nothing found" in found["other loss"]
-    assert found["strict"].startswith("ValueError: a batch of 32")
-    assert found["left as it was"]
+@PT
+def test_pt_log_probabilities_go_with_both_losses_that_take_them(pair):
+    for takes in ("log-probabilities", "logits"):
+        assert pair("softmax", "log-probabilities", takes).endswith("nothing found")
+    for gives in ("logits", "probabilities"):
+        found = pair("softmax", gives, "log-probabilities")
+        assert NOT_FORM.format("log-probabilities", gives) in found
 
 
-def test_models_of_other_makers_are_checked(evidence):
-    for worker in ("pt", *workers.keras()):
-        found = evidence[worker]["loss_checks losses"]
-        assert "the model gives probabilities" in found["a dict of inputs and outputs"]
-        assert "must be one tensor" in found["two outputs"]
-    found = evidence["pt"]["loss_checks losses"]
-    assert found["losses of outputs"] == 2 * [found["a dict of inputs and outputs"]]
-    assert found["resnet18"].endswith("nothing found")
-    assert "a softmax twice" in found["resnet18 with softmax"]
-    for worker in workers.keras():
-        found = evidence[worker]["loss_checks losses"]
-        assert "a softmax twice" in found["keras.applications"]
-        assert "it takes probabilities, the model gives logits" in found["a function of Keras"]
+@TF
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+def test_tf_keras_finds_the_logits_behind_its_own_activation(pair, kind):
+    assert pair(kind, "probabilities by Keras", "probabilities").endswith("nothing found")
+    assert "form: loss" in pair(kind, "probabilities by Keras", "logits")
 
 
-def test_a_loss_over_logits_keeps_its_gradient_at_every_margin(every):
-    found = every["loss_checks margins"]
-    for name in ("logits", "sigmoid, logits"):
-        assert all(share == pytest.approx(1, rel=1e-3) for share in found[name].values())
+@PT
+@pytest.mark.parametrize("soft", [False, True])
+def test_pt_classes_in_the_second_axis_are_found_by_their_labels(technique, models, soft):
+    """As many of them as the last axis is wide."""
+    images, y = models.torch.rand(2, 3, 4, 7), models.torch.randint(7, (2, 4, 7))
+    if soft:
+        y = models.nn.functional.one_hot(y, 7).movedim(-1, 1).float()
+    model, loss = models.nn.Conv2d(3, 7, 1), models.nn.CrossEntropyLoss()
+    head = "a batch of 2, whose loss takes logits and whose model gives"
+    report = technique.check_loss(model, loss, images, y)
+    assert str(report) == f"{head} logits: nothing found"
+    twice = models.nn.Sequential(model, models.nn.Softmax(1))
+    report = technique.check_loss(twice, loss, images, y)
+    assert f"{head} probabilities: 1 found\nform: loss" in str(report)
 
 
-@pytest.mark.parametrize(
-    ("worker", "name", "kept", "lost"),
-    [
-        ("pt", "log of softmax", 80, 90),
-        ("pt", "sigmoid", 15, 17),
-        ("tf", "clipped softmax", 15, 17),
-        ("tf", "sigmoid", 10, 17),
-        pytest.param("tf_keras", "clipped softmax", 15, 17, marks=pytest.mark.campaign),
-        pytest.param("tf_keras", "sigmoid", 10, 17, marks=pytest.mark.campaign),
-    ],
-)
-def test_a_loss_over_probabilities_loses_it(evidence, worker, name, kept, lost):
-    found = {int(k): v for k, v in evidence[worker]["loss_checks margins"][name].items()}
-    assert all(share == pytest.approx(1, rel=0.02) for m, share in found.items() if m <= kept)
-    assert all(not share > 0.01 for m, share in found.items() if m >= lost)
+def test_outputs_in_bfloat16_are_judged(models, check):
+    head = "whose loss takes logits and whose model gives"
+    right, twice = (
+        check(models.in_bfloat16(models.classifier(CLASSES, form)), models.cross_entropy)
+        for form in ("logits", "probabilities")
+    )
+    assert right.endswith(f"{head} logits: nothing found")
+    assert NOT_FORM.format("logits", "probabilities") in twice
 
 
-@pytest.mark.parametrize("worker", workers.keras())
-def test_keras_finds_the_logits_behind_a_softmax_in_the_same_graph(evidence, worker):
-    found = evidence[worker]["loss_checks margins"]["softmax"]
-    assert all(share == pytest.approx(1, rel=1e-3) for share in found.values())
+def test_a_loss_over_probabilities_is_judged_whatever_axes_it_squeezes_away(models, check):
+    for model, loss, settings in models.squeezing(arrays()[1][:32]):
+        assert ODD in check(model, loss, **settings)
 
 
-def test_pt_a_layer_that_merges_its_weights_to_predict_is_left_unmerged(evidence):
-    assert not evidence["pt"]["loss_checks merging"]
+def test_a_loss_that_is_no_cross_entropy_is_not_judged(models, check):
+    model = models.classifier(CLASSES, "logits")
+    found = check(model, lambda z, y: models.mean((z - models.column(y)) ** 2))
+    assert "takes neither logits nor probabilities: nothing found" in found
+
+
+def test_the_strict_mode_raises_and_the_model_is_left_as_it_was(models, check):
+    loss, model = models.loss_over("softmax", "logits"), models.classifier(CLASSES, "probabilities")
+    before = models.state(model)
+    with pytest.raises(ValueError, match="a batch of 32"):
+        check(model, loss, strict=True)
+    assert same(before, models.state(model))
+
+
+def test_models_of_other_makers_are_checked(models, check):
+    wrapped = models.Wrapped(models.classifier(CLASSES, "logits"))
+    for loss in (models.loss_over("softmax", "logits"), *models.losses_of_outputs()):
+        assert "the model gives probabilities" in check(wrapped, loss)
+    with pytest.raises(ValueError, match="must be one tensor"):
+        check(models.of_two_outputs(), models.loss_over("softmax", "logits"))
+    x, y = arrays(4)
+    images = np.tile(x, (1, 4, 4, 3))
+    for model, words in models.foreign_classifiers():
+        loss = models.loss_over("softmax", "logits")
+        assert words in check(model, loss, x=images, y=y), words
+
+
+@TF
+def test_tf_a_function_of_keras_is_checked(models, check):
+    loss, y = models.keras.losses.categorical_crossentropy, np.eye(CLASSES, dtype="f4")
+    found = check(models.classifier(CLASSES, "logits"), loss, y=y[arrays()[1][:32]])
+    assert NOT_FORM.format("probabilities", "logits") in found
+
+
+@PT
+def test_pt_a_layer_that_merges_its_weights_to_predict_is_left_unmerged(technique, models):
+    model, x = models.Merging(), models.torch.ones(2, 4)
+    technique.check_loss(model, models.nn.CrossEntropyLoss(), x, models.tensor([0, 1]))
+    assert not model.merged
+
+
+# Gradients by margin -----------------------------------------------------------------------------
+
+
+def test_a_loss_over_logits_keeps_its_gradient_at_every_margin(technique, models):
+    for loss, classes in models.exact_losses():
+        found = technique.gradient_by_margin(loss, num_classes=classes)
+        assert list(found.values()) == pytest.approx([1] * len(found), rel=1e-3)
+
+
+def test_a_loss_over_probabilities_loses_it(technique, models):
+    for loss, classes, kept, lost in models.losses_over_probabilities():
+        found = technique.gradient_by_margin(loss, num_classes=classes)
+        assert all(found[m] == pytest.approx(1, rel=0.02) for m in found if m <= kept)
+        assert all(not found[m] > 0.01 for m in found if m >= lost)
 
 
 BENCHMARKED = {  # planted by the benchmark -> what is said of it alone
-    "loss over probabilities": "form: loss: it takes probabilities, the model gives logits",
+    "loss over probabilities": NOT_FORM.format("probabilities", "logits"),
     "gradient": "nan is left of that of a sample that is wrong by ",
 }
 
 
-def test_every_fault_that_the_benchmark_plants_is_found(every):
-    found = every["loss_checks faults"]
-    assert set(found) == set(BENCHMARKED)
+def test_every_fault_that_the_benchmark_plants_is_found(impl, kit):
+    spec = TASKS["digits-cnn"].model
+    x = np.random.default_rng(2).uniform(0, 1, (64, *spec.input_shape)).astype(np.float32)
+    model = kit.models.build(spec, init_weights(spec, seed=0))
+    found = bench_loss_checks._faults(impl, model, *kit.data.to_device(x, np.arange(64) % 10))
+    assert found.keys() == BENCHMARKED.keys()
     for fault, said in BENCHMARKED.items():
-        assert found[fault].startswith(said), found[fault]
+        assert found[fault].startswith(said)
         assert ";" not in found[fault]
