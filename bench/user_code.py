@@ -13,7 +13,7 @@ import sys
 from functools import cache
 from keyword import iskeyword
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -120,11 +120,6 @@ def _by_its_file(case: Case, framework: str, words: str) -> list[str]:
 # Templates ----------------------------------------------------------------------------------------
 
 
-class _Function(NamedTuple):
-    module: str
-    name: str
-
-
 def _code(model: UserModel, kind: str, case: Case, name: str) -> str | None:
     """The code of a row, as a file of this name; None where no few lines can show it."""
     return (train_code if kind == TRAIN else predict_code)(model, case, name)
@@ -163,10 +158,8 @@ def predict_code(model: UserModel, case: Case, name: str) -> str | None:
     route = ROUTES.get(case.technique, {}).get(case.settings.get("route"))
     if route is None or route.export is None:
         return None
-    export, load = (
-        _Function(*named.format(impl=f"{case.framework}_impl").split(":"))
-        for named in (route.export, route.load)
-    )
+    named = (each.format(impl=f"{case.framework}_impl") for each in (route.export, route.load))
+    export, load = (each.split(":") for each in named)  # a module, and its function
     threads = machine.usable_threads()
     more = {"route": route, "export": export, "load": load, "threads": threads}
     return _rendered("predict", model, case, name, **more)

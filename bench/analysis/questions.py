@@ -6,7 +6,7 @@ gain, which techniques pay, and which address what holds a step back.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from bench.analysis.ranking import (
     DEVICES,
@@ -33,6 +33,7 @@ from bench.analysis.table import (
     Row,
     is_better,
     is_worse,
+    level,
 )
 from bench.record import FRAMEWORKS, Record
 
@@ -288,16 +289,8 @@ class Leaf:
     refused: int
 
 
-@dataclass(frozen=True)
-class Path:
-    """A question with its leaves; none of them where no row has a figure."""
-
-    question: Question
-    leaves: list[Leaf] = field(default_factory=list)
-
-
-def path(record: Record) -> list[Path]:
-    """Every question, and the rows at which it ends."""
+def path(record: Record) -> list[tuple[Question, list[Leaf]]]:
+    """Every question, and where it ends: nowhere, where no row has a figure."""
     every = works(record)
     made = []
     for question in QUESTIONS:
@@ -310,7 +303,7 @@ def path(record: Record) -> list[Path]:
             for framework in FRAMEWORKS
             for large in ((None,) if whole else (False, True))
         ]
-        made.append(Path(question, list(filter(None, leaves))))
+        made.append((question, list(filter(None, leaves))))
     return made
 
 
@@ -336,10 +329,9 @@ def _leaf(
 
 
 def _seems_better(goal: Goal, row: Row) -> bool:
-    value = row.ratios[goal.figure].value
-    if goal.figure == GAINED:
-        return value > 0
-    return value < 1 if goal.less else value > 1
+    nothing = 0.0 if goal.figure == GAINED else 1.0
+    even = Figure(nothing, nothing, nothing, "exact")
+    return level(goal.figure, row.ratios[goal.figure]) < level(goal.figure, even)
 
 
 # What addresses a bottleneck ----------------------------------------------------------------------
@@ -383,4 +375,4 @@ def remedies(record: Record, framework: str, bottleneck: str) -> list[Remedy]:
             if bottleneck in (row.case.remedies or ()) and row.ratios[ranking.goal.figure].bounds:
                 key = (row.case.technique, work.title)
                 best.setdefault(key, Remedy(work, ranking.goal, row))
-    return sorted(best.values(), key=lambda one: one.goal.level(one.gain))
+    return sorted(best.values(), key=lambda one: level(one.goal.figure, one.gain))

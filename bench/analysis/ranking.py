@@ -10,7 +10,7 @@ beyond none.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
@@ -22,7 +22,6 @@ from bench.analysis.table import (
     FIRST_CALL,
     GAINED,
     MEMORY,
-    MORE_IS_BETTER,
     NOT_COMPARABLE,
     RATE,
     SIZE,
@@ -35,6 +34,7 @@ from bench.analysis.table import (
     Table,
     is_better,
     is_worse,
+    level,
     quotient,
 )
 from bench.analysis.verdicts import DELTA
@@ -70,15 +70,6 @@ class Goal:
     unit: str
     size: float
     kinds: tuple[str, ...]
-
-    @property
-    def less(self) -> bool:
-        """Whether less of the figure is better."""
-        return self.figure not in MORE_IS_BETTER
-
-    def level(self, figure: Figure) -> float:
-        """A figure as a number of which less is better."""
-        return figure.value if self.less else -figure.value
 
 
 STEPPED = (TRAIN, UPDATE)
@@ -140,6 +131,11 @@ class Work:
         size = "" if self.kind == FIT else f"batch {self.batch_size}, "
         words = f"{self.task}, {size}{NAMES[self.kind]}"
         return f"{words} ({self.apart})" if self.apart else words
+
+    @property
+    def main(self) -> str:
+        """The name of its main figure."""
+        return MAIN.get(self.kind, TIME)
 
     @property
     def members(self) -> list[Row]:
@@ -223,10 +219,12 @@ def works(record: Record) -> list[Work]:
         rows = [row for row in rows if not row.figures.keys().isdisjoint(SHOWN)]
         grouped.setdefault((*key[:3], apart), []).extend(rows)
     made = [
-        Work(kind, task, batch, _ordered(_of_one_memory(_merged(rows)), kind), table, apart)
+        Work(kind, task, batch, _of_one_memory(_merged(rows)), table, apart)
         for (kind, task, batch, apart), rows in grouped.items()
         if rows
     ]
+    for work in made:
+        work.rows.sort(key=lambda row: level(work.main, row.figures.get(work.main)))
     return sorted(made, key=lambda work: -len(work.rows))
 
 
@@ -323,12 +321,6 @@ def _of_one_memory(rows: list[Row]) -> list[Row]:
     ]
 
 
-def _ordered(rows: list[Row], kind: str) -> list[Row]:
-    main = MAIN.get(kind, TIME)
-    sign = -1 if main in MORE_IS_BETTER else 1
-    return sorted(rows, key=lambda r: sign * r.figures[main].value if main in r.figures else inf)
-
-
 # Ranking ------------------------------------------------------------------------------------------
 
 LITTLE = 0.01  # share of a whole that does not decide how sure it is
@@ -361,8 +353,7 @@ class Aim:
 
     def level(self, row: Row) -> float:
         """The figure as a number of which less is better."""
-        figure = self.figure(row)
-        return self.goal.level(figure) if figure else inf
+        return level(self.goal.figure, self.figure(row))
 
     def ratio(self, row: Row, other: Row) -> Figure | None:
         """The figure of a row over that of another; None where the two did unlike work.
@@ -445,6 +436,7 @@ class Aim:
 
 
 NOT_MEASURED = "its accuracy was not measured"
+NO_FIGURE = "its figure was not measured"
 UNTRAINED = "is another model, which was trained nowhere"
 
 
@@ -469,17 +461,28 @@ def _less(points: Figure, others: Figure) -> Figure:
 
 
 @dataclass(frozen=True)
+class Placed:
+    """Where a row stands beside the best, and why it is left out where it is.
+
+    `place`: "equal" where it was not shown to be worse, "worse", "next" where it was measured once
+    and is in order of that; "unknown" where its accuracy was not measured, "refused" where it
+    breaks a limit, "lacking" where its figure was not measured.
+    """
+
+    row: Row
+    place: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Ranking:
     """The rows of a piece of work for a goal, in a framework or over both.
 
     `best`: what to use. `plain`: the best baseline. `gaining`: what gains over its own baseline,
     keeps to the limits and is better than the plain code; of these, `alike` cannot be told from the
     best. `cheapest`: takes less to get than the best, a baseline that was not shown to be worse, or
-    else the gaining row that takes least.
-    Others are `equal` where they were not shown to be worse than the best, `worse`, or `next` where
-    they were measured once and are in order of that. `tempting` would be better, but was not shown
-    to keep accuracy. `unknown` are those of which it was not measured, `refused` those that break
-    a limit, with the reason, and `lacking` those of which the figure was not measured.
+    else the gaining row that takes least. `tempting` would be better, but was not shown to keep
+    accuracy. `tried`: all changes that have the figure. `others`: every row but the best, in order.
     """
 
     aim: Aim
@@ -489,14 +492,9 @@ class Ranking:
     gaining: list[Row]
     alike: list[Row]
     cheapest: Row | None
-    equal: list[Row]
-    next: list[Row]
-    worse: list[Row]
     tempting: list[Row]
-    unknown: list[Row]
-    refused: list[tuple[Row, str]]
-    lacking: list[Row]
-    tried: list[Row] = field(default_factory=list)
+    tried: list[Row]
+    others: list[Placed]
 
     @property
     def work(self) -> Work:
@@ -508,10 +506,9 @@ class Ranking:
         """The goal, in the words of this work."""
         return self.aim.goal
 
-    @property
-    def rest(self) -> list[Row]:
-        """All but the best and what is equal to it, in their order."""
-        return sorted([*self.next, *self.worse], key=self.aim.level)
+    def placed(self, *places: str) -> list[Row]:
+        """The others that stand in these places."""
+        return [other.row for other in self.others if other.place in places]
 
     @property
     def nearest(self) -> Row | None:
@@ -555,30 +552,26 @@ def _rank(aim: Aim, framework: str | None, best: Row | None = None) -> Ranking |
     ]
     best = best or _best(aim, gaining) or plain or kept[0]
     shown = next(row for row in rows if best in row.members)
-    placed: dict[str, list[Row]] = {"equal": [], "next": [], "worse": []}
-    for row in kept:
-        if row is not shown:
-            placed[_place(aim, row, best)].append(row)
-    alike = [row for row in gaining if row not in shown.members and not aim.told_worse(row, best)]
-    tried = [m for row in rows for m in row.members if not m.is_baseline and aim.gain(m)]
+    others = [Placed(row, _place(aim, row, best)) for row in kept if row is not shown]
+    equal = [other.row for other in others if other.place == "equal"]
     return Ranking(
         aim,
         framework,
         best,
         plain,
         gaining,
-        alike,
-        _cheapest(best, gaining, placed["equal"]),
-        **placed,
+        alike=[r for r in gaining if r not in shown.members and not aim.told_worse(r, best)],
+        cheapest=_cheapest(best, gaining, equal),
         tempting=_tempting(aim, ordered, reasons, best),
-        unknown=[row for row in ordered if reasons[row.case.id] == NOT_MEASURED],
-        refused=[
-            (row, reason)
+        tried=[m for row in rows for m in row.members if not m.is_baseline and aim.gain(m)],
+        others=sorted(others, key=lambda other: other.place != "equal")
+        + [Placed(row, "unknown") for row in ordered if reasons[row.case.id] == NOT_MEASURED]
+        + [
+            Placed(row, "refused", reason)
             for row in ordered
             if (reason := reasons[row.case.id]) not in (None, NOT_MEASURED)
-        ],
-        lacking=[row for row in rows if aim.figure(row) is None],
-        tried=tried,
+        ]
+        + [Placed(row, "lacking", NO_FIGURE) for row in rows if aim.figure(row) is None],
     )
 
 
@@ -636,11 +629,11 @@ DECIDING = (TIME, RATE, MEMORY, SIZE, FIRST_CALL, START)
 
 def beaten(work: Work) -> dict[str, Row]:
     """By the ids of their cases, rows that another beats that keeps accuracy, with that one."""
-    goal = next(goal for goal in GOALS.values() if goal.figure == MAIN.get(work.kind, TIME))
+    goal = next(goal for goal in GOALS.values() if goal.figure == work.main)
     aim = Aim(work, goal, Limits())
     safe = [row for row in work.rows if row.accuracy.kept]
-    found = ((row, next((s for s in safe if _beats(aim, s, row)), None)) for row in work.rows)
-    return {row.case.id: by for row, by in found if by}
+    by = {row.case.id: next((s for s in safe if _beats(aim, s, row)), None) for row in work.rows}
+    return {name: row for name, row in by.items() if row}
 
 
 def _beats(aim: Aim, row: Row, other: Row) -> bool:
@@ -652,16 +645,10 @@ def _beats(aim: Aim, row: Row, other: Row) -> bool:
     if not better or row.effort > other.effort or _points_lost(row) > _points_lost(other):
         return False
     return all(
-        name in row.figures and _no_worse(name, row.figures[name], other.figures[name])
-        for name in DECIDING
-        if name in other.figures
+        level(name, row.figures.get(name)) <= level(name, figure)
+        for name, figure in other.figures.items()
+        if name in DECIDING
     )
-
-
-def _no_worse(name: str, figure: Figure, other: Figure) -> bool:
-    if name in MORE_IS_BETTER:
-        return figure.value >= other.value
-    return figure.value <= other.value
 
 
 def _points_lost(row: Row) -> float:

@@ -75,6 +75,13 @@ def quotient(figure: Figure, other: Figure) -> Figure:
     return Figure(value, low, high, kind)
 
 
+def level(name: str, figure: Figure | None) -> float:
+    """A figure as a number of which less is better; without one nothing is worse."""
+    if figure is None:
+        return inf
+    return -figure.value if name in MORE_IS_BETTER else figure.value
+
+
 def is_better(name: str, ratio: Figure) -> bool:
     """Whether a ratio shows a better figure by its whole interval, beyond what counts as none.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from bench.analysis.accuracy import Accuracy
 from bench.analysis.ranking import GOALS, RECIPE, Ranking, Work, beaten, rank
 from bench.analysis.table import (
@@ -143,7 +145,8 @@ def _brief(ranking: Ranking, row: Row) -> str:
 
 def perhaps(ranking: Ranking) -> list[Row]:
     """What would be better, if it kept an accuracy that was not measured."""
-    return [row for row in ranking.tempting if row in ranking.unknown]
+    unknown = ranking.placed("unknown")
+    return [row for row in ranking.tempting if row in unknown]
 
 
 def lines(ranking: Ranking, *, every: bool = False) -> list[tuple[str, str]]:
@@ -158,13 +161,20 @@ def lines(ranking: Ranking, *, every: bool = False) -> list[tuple[str, str]]:
         said += [("other", _brief(ranking, other))] if other else []
         said += [("perhaps", _sentence(ranking, row)) for row in perhaps(ranking)[:1]]
         return [*said, ("why", why(ranking))]
-    said += [("near", _brief(ranking, row)) for row in ranking.equal]
-    for row in ranking.rest:
-        said.append(("next" if row in ranking.next else "worse", _brief(ranking, row)))
-    said += [("unknown", _brief(ranking, row)) for row in ranking.unknown]
-    said += [("left out", f"{_brief(ranking, row)}: {reason}") for row, reason in ranking.refused]
-    missing = "its figure was not measured"
-    return said + [("left out", f"{full_name(row)}: {missing}") for row in ranking.lacking]
+    for other in ranking.others:
+        words = full_name(other.row) if other.place == "lacking" else _brief(ranking, other.row)
+        said.append((LABELS[other.place], ": ".join(filter(None, (words, other.reason)))))
+    return said
+
+
+LABELS = {
+    "equal": "near",
+    "worse": "worse",
+    "next": "next",
+    "unknown": "unknown",
+    "refused": "left out",
+    "lacking": "left out",
+}
 
 
 def _of_other_framework(ranking: Ranking) -> Row | None:
@@ -177,26 +187,24 @@ def _of_other_framework(ranking: Ranking) -> Row | None:
 def why(ranking: Ranking) -> str:
     """What stands against the best: better rows left out, and what cannot be told from it."""
     parts = []
-    refused = [(row, reason) for row, reason in ranking.refused if ranking.better(row)]
+    counted = Counter(other.place for other in ranking.others)
+    refused = [o for o in ranking.others if o.place == "refused" and ranking.better(o.row)]
     if refused:
-        row, reason = refused[0]
+        row, reason = refused[0].row, refused[0].reason
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
         loss = f": {accuracy_of(row.accuracy)}" if "accuracy" in reason else ""
         parts.append(f"{full_name(row)} has {figure_of(ranking, row)} but {reason}{loss}{more}")
-    if more := perhaps(ranking)[1:]:
-        parts.append(f"{len(more)} more would be better, of unmeasured accuracy")
-    if ranking.equal:
-        parts.append(f"{len(ranking.equal)} not shown to be worse")
-    if ranking.worse:
-        parts.append(f"{len(ranking.worse)} shown to be worse")
-    if ranking.next:
-        of = "one block's times" if ranking.aim.provisional else "values measured once"
-        parts.append(f"{len(ranking.next)} in order of {of}")
-    keeps = "that keeps accuracy " if ranking.refused or ranking.unknown else ""
-    alone = (
-        f"no other row {keeps}has this figure" if keeps else "it is the only row with this figure"
+    once = "one block's times" if ranking.aim.provisional else "values measured once"
+    counts = (
+        (len(perhaps(ranking)[1:]), "more would be better, of unmeasured accuracy"),
+        (counted["equal"], "not shown to be worse"),
+        (counted["worse"], "shown to be worse"),
+        (counted["next"], f"in order of {once}"),
     )
-    return "; ".join(parts) or alone
+    parts += [f"{count} {words}" for count, words in counts if count]
+    if counted["refused"] or counted["unknown"]:
+        return "; ".join(parts) or "no other row that keeps accuracy has this figure"
+    return "; ".join(parts) or "it is the only row with this figure"
 
 
 LABEL = 11  # cells: of an answer's label

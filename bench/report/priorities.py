@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.analysis.questions import FIGURES, Leaf, Path, Priority, path
+from bench.analysis.questions import FIGURES, Leaf, Priority, path
 from bench.analysis.table import GAINED, Row
 from bench.record import FRAMEWORKS, Record
 from bench.report.answer import HEADS, accuracy_of, ratio_of, share
@@ -125,19 +125,14 @@ def text(record: Record, found: list[Priority], width: int = 80) -> list[str]:
     """The path of questions, then the matrix."""
     lines = [*wrap(plain(measured([record])), width)]
     lines += [line for warning in warnings(record) for line in wrap(f"!! {warning}", width)]
-    for each in path(record):
-        lines += ["", each.question.words, "-" * len(each.question.words)]
-        lines += _answered(each, width)
+    for question, leaves in path(record):
+        lines += ["", question.words, "-" * len(question.words)]
+        lines += [] if leaves else ["no row of this record answers it"]
+        for leaf in leaves:
+            lines.append(leaf_title(leaf))
+            for words in ends(leaf):
+                lines += hanging("  -", plain(words), width, 4)
     return [*lines, "", *grid(matrix(found), width)]
-
-
-def _answered(each: Path, width: int) -> list[str]:
-    lines = [] if each.leaves else ["no row of this record answers it"]
-    for leaf in each.leaves:
-        lines += [leaf_title(leaf)]
-        for words in ends(leaf):
-            lines += hanging("  -", plain(words), width, 4)
-    return lines
 
 
 HEAD = "<!-- Made by `twinbench priorities {} --write`. Make a new record, then make it again. -->"
@@ -149,10 +144,10 @@ def page(record: Record, found: list[Priority], given: str) -> str:
     parts.append(f"{escape(measured([record]))} Run: {escape(run_line(record))}.")
     parts += [f"**{escape(warning)}**" for warning in warnings(record)]
     parts.append("## A path of questions")
-    for each in path(record):
-        parts.append(f"### {each.question.words}")
-        parts += [] if each.leaves else ["No row of this record answers it."]
-        for leaf in each.leaves:
+    for question, leaves in path(record):
+        parts.append(f"### {question.words}")
+        parts += [] if leaves else ["No row of this record answers it."]
+        for leaf in leaves:
             items = "\n".join(f"- {escape(words)}" for words in ends(leaf))
             parts.append(f"{escape(leaf_title(leaf))}:\n\n{items}")
     parts += ["## Priorities", markdown_table(matrix(found)), "## How it is made", *HOW]

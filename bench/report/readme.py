@@ -187,7 +187,7 @@ def _steps(run: Record) -> str | None:
         if work.kind != TRAIN:
             continue
         few, many = (rank(work, GOALS["train-speed"], Limits(steps=n)) for n in (FEW, MANY))
-        if few and many and "compiling" in many.best.price and few.best not in many.equal:
+        if few and many and "compiling" in many.best.price and few.best not in many.placed("equal"):
             first, later = (
                 f"{each.best.case.framework_title} {title(each.best.case)}: "
                 f"{figure_of(each, each.best)}"

@@ -52,6 +52,11 @@ def variants(rows):
     return [row.case.variant for row in rows]
 
 
+def reasons(found):
+    """Why rows are left out, but for those whose accuracy or figure was not measured."""
+    return [other.reason for other in found.others if other.place == "refused"]
+
+
 # Pieces of work -----------------------------------------------------------------------------------
 
 
@@ -141,7 +146,7 @@ def test_the_row_that_gains_is_best_and_the_plain_one_where_none_does():
     found = ranked(fast(row(time=GAIN), row("memory_format", time=SLOWER)))
     assert name(found.best) == ("compilation", "changed")
     assert variants(found.gaining) == ["changed"]
-    assert [name(each) for each in found.worse if not each.is_baseline] == [
+    assert [name(each) for each in found.placed("worse") if not each.is_baseline] == [
         *[("memory_format", "changed")]
     ]
     for time in ((0.98, 0.9, 1.06), (0.98, 0.975, 0.985), SLOWER):
@@ -177,7 +182,7 @@ def test_what_takes_less_is_named_only_where_it_is_not_told_from_the_best(bounds
 @pytest.mark.parametrize(("share", "worse"), [(1.029, False), (1.031, True)])
 def test_within_what_counts_as_no_difference_nothing_is_shown_to_be_worse(share, worse):
     found = ranked(planted(row(size=share)), "size")
-    assert (variants(found.equal), variants(found.worse)) == (
+    assert (variants(found.placed("equal")), variants(found.placed("worse"))) == (
         ([], ["changed"]) if worse else (["changed"], [])
     )
 
@@ -193,7 +198,7 @@ def test_within_what_counts_as_no_difference_nothing_is_shown_to_be_worse(share,
 )
 def test_a_peak_measured_once_is_told_apart_by_the_scatter_of_the_run(first, expected):
     found = ranked(planted(row(peaks=first), row(variant="other", memory=0.98)), "memory")
-    groups = (found.equal, found.worse, found.next)
+    groups = map(found.placed, ("equal", "worse", "next"))
     assert (found.best.case.variant, *map(variants, groups)) == expected
 
 
@@ -225,8 +230,8 @@ def test_accuracy_is_kept_by_the_bound_of_its_interval(given, reason):
         assert found.best.case.variant == "changed"
         return
     assert found.best.is_baseline
-    assert [why for _, why in found.refused] == ([reason] if reason else [])
-    assert variants(found.unknown) == ([] if reason else ["changed"])
+    assert reasons(found) == ([reason] if reason else [])
+    assert variants(found.placed("unknown")) == ([] if reason else ["changed"])
     untrained = given.get("changes_weights", False)
     assert variants(found.tempting) == ([] if untrained else ["changed"])
 
@@ -234,20 +239,18 @@ def test_accuracy_is_kept_by_the_bound_of_its_interval(given, reason):
 def test_an_allowed_drop_takes_the_margin_s_place():
     run = fast(row(time=GAIN, accuracy=(-0.7, -0.8, -0.6)))
     strict, lax = (ranked(run, accuracy_drop=points) for points in (0.5, 0.9))
-    assert variants(found for found, _ in strict.refused) == ["changed"]
+    assert variants(strict.placed("refused")) == ["changed"]
     assert lax.best.case.variant == "changed"
 
 
 def test_a_memory_budget_leaves_out_and_names_the_peak():
     found = ranked(fast(row(time=GAIN, memory=11.24)), memory=500e6)
-    assert [(each.case.variant, why) for each, why in found.refused] == [
+    assert [(o.row.case.variant, o.reason) for o in found.others if o.place == "refused"] == [
         *[("changed", "takes 1,124 MB")]
     ]
     lacking = with_case(fast(row(time=GAIN)), "/changed", memory=None)
-    assert [why for _, why in ranked(lacking, memory=500e6).refused] == [
-        *["its memory was not measured"]
-    ]
-    assert ranked(lacking, "memory").lacking[0].case.variant == "changed"
+    assert reasons(ranked(lacking, memory=500e6)) == [*["its memory was not measured"]]
+    assert ranked(lacking, "memory").placed("lacking")[0].case.variant == "changed"
     assert ranked(lacking, memory=1.0) is None
 
 
@@ -256,7 +259,7 @@ def test_a_row_that_does_other_work_than_its_baseline_is_no_candidate():
     (compared,) = run.comparisons
     found = ranked(run.but(comparisons=[compared.but(verdict="not comparable")]))
     assert found.best.is_baseline
-    assert [why for _, why in found.refused] == ["it was not shown to do its baseline's work"]
+    assert reasons(found) == ["it was not shown to do its baseline's work"]
 
 
 def test_what_would_be_better_but_loses_accuracy_tempts_beside_the_best():
@@ -328,7 +331,10 @@ def test_steps_take_their_first_call_and_all_others():
 
 def test_first_calls_measured_once_decide_nothing_unless_they_are_little():
     assert after(101, 0.1).aim.figure(after(101, 0.1).best).kind == "once"
-    assert [variants(after(101, 0.1).next), after(101, 0.1).best.is_baseline] == [["changed"], True]
+    assert [variants(after(101, 0.1).placed("next")), after(101, 0.1).best.is_baseline] == [
+        ["changed"],
+        True,
+    ]
     assert after(1_000_001, 0.1).best.case.variant == "changed"
 
 
@@ -360,7 +366,7 @@ def test_one_block_puts_all_others_in_order_and_beats_none():
     for work in works(run):
         found = rank(work, GOALS["train-speed"])
         assert found.aim.provisional
-        assert (found.equal, found.worse, beaten(work)) == ([], [], {})
+        assert (found.placed("equal", "worse"), beaten(work)) == ([], {})
 
 
 # Recipes, and what is beaten ----------------------------------------------------------------------
@@ -381,7 +387,7 @@ def test_a_recipe_is_chosen_by_what_it_gains_over_its_own_baseline():
     found = ranked(trained(("decay", 2.0, 1.0, 3.0), ("smoothing", -3.0, -4.0, -2.0)), "accuracy")
     assert found.work.kind == "recipe"
     assert found.best.case.variant == "decay"
-    assert (variants(found.worse), found.refused) == (["base", "smoothing"], [])
+    assert (variants(found.placed("worse")), reasons(found)) == (["base", "smoothing"], [])
     found = ranked(trained(("smoothing", 0.3, -0.1, 0.7)), "accuracy")
     assert found.best.is_baseline  # where no recipe gains, the plain training
 
@@ -428,11 +434,11 @@ def test_of_a_gpu_memory_is_what_its_allocator_counts():
         run = with_case(run, end, memory=find_case(run, end).memory.but(device_peak=peak))
     found = ranked(run, "memory", memory=3e9)
     assert found.aim.figure(found.best) == Figure(2e9, 2e9, 2e9, "exact")
-    assert [reason for _, reason in found.refused] == ["takes 4,000 MB"]
+    assert reasons(found) == ["takes 4,000 MB"]
     assert found.goal.title == "peak memory of the GPU"
     host = find_case(run, "/changed").memory.but(device_peak=None)
     found = ranked(with_case(run, "/changed", memory=host), "memory")
-    assert (found.best.case.variant, variants(found.lacking)) == ("base", ["changed"])
+    assert (found.best.case.variant, variants(found.placed("lacking"))) == ("base", ["changed"])
 
 
 # Questions ----------------------------------------------------------------------------------------
@@ -493,7 +499,7 @@ def test_an_update_alone_is_no_train_step():
 
 
 def leaves(run, figure=TIME):
-    return [leaf for each in path(run) for leaf in each.leaves if leaf.goal.figure == figure]
+    return [leaf for _, ends in path(run) for leaf in ends if leaf.goal.figure == figure]
 
 
 @pytest.mark.parametrize(
@@ -544,9 +550,9 @@ def test_a_row_answers_questions_of_its_own_framework_and_work():
     cosine = find_case(run, "/cosine")
     run = with_case(run, cosine.id, accuracy=cosine.accuracy.but(mean=90.0))
     found = {
-        (each.question.words, leaf.framework, gaining.case.variant)
-        for each in path(run)
-        for leaf in each.leaves
+        (question.words, leaf.framework, gaining.case.variant)
+        for question, ends in path(run)
+        for leaf in ends
         for gaining in leaf.rows
     }
     assert found == {

@@ -385,7 +385,7 @@ def test_brackets_hold_the_bounds_of_an_interval_and_nothing_else(path):
     for work in works_of(path):
         for goal in work.goals:
             if found := rank(work, goal):
-                for each in (found.best, *found.equal, *found.rest):
+                for each in (found.best, *found.placed("equal", "worse", "next")):
                     figure, case = found.aim.figure(each), each.case
                     said = found.goal.unit + text([found], ENOUGH, every=True)[1]
                     if figure.kind == "interval":
