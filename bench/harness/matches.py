@@ -354,27 +354,8 @@ class Match:
         played.steps = samples[-1].steps
         played.shortest_s = min(sample.seconds * sample.steps for sample in samples)
         played.seconds["rounds"] = sum(sample.took_s for sample in samples)
-        late = median(sample.late_s / sample.seconds for sample in samples)
-        busy = [
-            max(0.0, sample.waiting_cpu_s - MESSAGE_CPU_S) / max(sample.waited_s, 1e-9)
-            for sample in samples
-        ]
-        self._judge(case, late, median(busy[1:] or [0.0]))
-
-    def _judge(self, case: Case, late: float, busy: float) -> None:
-        if late > MOST_LATE:
-            self._drop(
-                case,
-                "FAILED",
-                f"not synchronised: its result came {late:.0%} of a sample after the sample's end; "
-                "a busy machine does that, too",
-            )
-        elif busy > MOST_WAITING_CPU:
-            self._drop(
-                case,
-                "FAILED",
-                f"a waiting worker used {busy:.0%} of a core and disturbed the others",
-            )
+        if reason := _fault(samples):
+            self._drop(case, "FAILED", reason)
 
     def _finish(self, case: Case) -> None:
         played = self.played[case.id]
@@ -383,12 +364,8 @@ class Match:
         )
         played.peak_bytes = end.peak_bytes
         if end.traces != end.traces_before:
-            self._drop(
-                case,
-                "FAILED",
-                f"traced again in steady state: {end.traces_before} graphs after warm-up, "
-                f"{end.traces} at the end",
-            )
+            graphs = f"{end.traces_before} graphs after warm-up, {end.traces} at the end"
+            self._drop(case, "FAILED", f"traced again in steady state: {graphs}")
             return
         played.evidence, played.modules = end.evidence, end.modules
         if end.not_applied:
@@ -402,6 +379,24 @@ def _clocked(played: Played, part: str) -> Iterator[None]:
         yield
     finally:
         played.seconds[part] = time.monotonic() - start
+
+
+def _fault(samples: list[Sample]) -> str | None:
+    """What is wrong with a contender's samples."""
+    late = median(sample.late_s / sample.seconds for sample in samples)
+    busy = [
+        max(0.0, sample.waiting_cpu_s - MESSAGE_CPU_S) / max(sample.waited_s, 1e-9)
+        for sample in samples[1:]
+    ]
+    used = median(busy or [0.0])
+    if late > MOST_LATE:
+        return (
+            f"not synchronised: its result came {late:.0%} of a sample after the sample's end; "
+            "a busy machine does that, too"
+        )
+    if used > MOST_WAITING_CPU:
+        return f"a waiting worker used {used:.0%} of a core and disturbed the others"
+    return None
 
 
 def _sampled(samples: list[Sample]) -> float:

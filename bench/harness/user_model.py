@@ -48,18 +48,18 @@ class Side:
         kit = importlib.import_module(f"{impl.__name__}.kit.user_model")
         with impl.kit.runtime.same_threads():
             module = user_model.load_checked(self.about["path"], folder, self.about["cwd"])
-        own = kit.OwnModel(
+        file_model = kit.UserModel(
             _maker(module, self.name),
             has_logits=self.about["sides"][self.name]["has_logits"],
         )
-        own.example, _ = kit.to_device(*user_model.load_batches(self.folder, 2)[0])
-        self.module, self._own_kit = module, kit
-        self.fused_optimizer = own.fused_optimizer
+        file_model.example, _ = kit.to_device(*user_model.load_batches(self.folder, 2)[0])
+        self.module, self._of_file = module, kit
+        self.fused_optimizer = file_model.fused_optimizer
         blocks = getattr(module, "blocks", "")
         self.blocks = blocks.get(MAKERS[self.name], "") if isinstance(blocks, dict) else blocks
         if hasattr(module, "batches"):
             self.stream = _Stream(module, kit)
-        self.kit = _kit(impl.kit, kit, own, self.task)
+        self.kit = _kit(impl.kit, kit, file_model, self.task)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._impl, name)  # the technique's families
@@ -103,12 +103,12 @@ class Side:
             def draw(number: int) -> tuple:
                 return user_model.draw(self.module, size, number, self.name)
 
-            stream = (self._own_kit.to_device(*draw(number)) for number in numbers)
+            stream = (self._of_file.to_device(*draw(number)) for number in numbers)
         return islice(stream, self.about["train_steps"])
 
     def evaluate(self, predict: Callable) -> float:
         """The file's own figure of what predicts, with NumPy arrays in and out."""
-        return _evaluated(self.module, self._own_kit, predict, self.name)
+        return _evaluated(self.module, self._of_file, predict, self.name)
 
     def checksum(self, weights: dict[str, np.ndarray]) -> str:
         """Of weights; of those that were copied from one framework to the other it is the same."""
@@ -158,19 +158,19 @@ class _Stream:
             yield self.kit.to_device(*user_model.pair(each, "batches"))
 
 
-def _kit(usual: Any, kit: Any, own: Any, task: Any) -> SimpleNamespace:
+def _kit(usual: Any, kit: Any, file_model: Any, task: Any) -> SimpleNamespace:
     """The kit's parts, with those of a file where these take their place."""
 
     def build(spec: Any, weights: dict | None = None) -> Any:
-        return own.build(weights)
+        return file_model.build(weights)
 
     def make_optimizer(model: Any, recipe: Any) -> Any:
         if recipe == task.recipe:
-            return own.optimizer(model, recipe)
+            return file_model.optimizer(model, recipe)
         return usual.training.make_optimizer(model, recipe)  # of a proof, which has its own
 
-    loss = {"cross_entropy": own.loss, "loss_of": lambda task: own.loss}
-    loss["prediction_loss"] = own.prediction_loss
+    loss = {"cross_entropy": file_model.loss, "loss_of": lambda task: file_model.loss}
+    loss["prediction_loss"] = file_model.prediction_loss
     training = _with(usual.training, make_optimizer=make_optimizer, **loss)
     names = ("export_weights", "import_weights", "named_parameters", "parameter_count")
     models = SimpleNamespace(build=build, **{name: getattr(kit, name) for name in names})
@@ -222,29 +222,29 @@ class Checking:
         with self.impl.kit.runtime.same_threads():
             module = user_model.load_checked(path, Path(folder), cwd)
         kit = importlib.import_module(f"{self.impl.__name__}.kit.user_model")
-        place, own = Path(folder) / side, kit.OwnModel(_maker(module, side))
+        place, file_model = Path(folder) / side, kit.UserModel(_maker(module, side))
         size, batches, as_given = _batches(module, side)
         if (place / "weights.npz").is_file():
             batches = _of_twins(module, batches, Path(folder))
         resident = kit.resident_batches(batches)
-        own.example = resident[0][0]
+        file_model.example = resident[0][0]
         try:
-            model = own.build(None)
+            model = file_model.build(None)
             if (place / "weights.npz").is_file():
                 kit.import_weights(model, user_model.load_weights(place))
             weights = kit.export_weights(model)
-            found = kit.check(own, model, resident[0])
-            apart = kit.repeatable(own.build(weights), resident[0][0])
+            checked = kit.check(file_model, model, resident[0])
+            apart = kit.repeatable(file_model.build(weights), resident[0][0])
             if apart > 1e-5:
                 raise BadFile(
                     f"two predictions of one batch differ by {apart:.0e}: the model draws random "
                     "numbers in evaluation mode, too; switch them off there"
                 )
             if hasattr(module, "evaluate"):
-                predict = self.impl.kit.training.make_predict(own.build(weights))
+                predict = self.impl.kit.training.make_predict(file_model.build(weights))
                 _check_margin(module, _evaluated(module, kit, predict, side))
             memory.reset_peak()
-            scatter, step_s = self._scatter(kit, own, weights, resident)
+            scatter, step_s = self._scatter(kit, file_model, weights, resident)
         except BadFile as error:
             raise user_model.placed(error, path) from error
         except Exception as error:
@@ -256,26 +256,21 @@ class Checking:
             ) from error
         user_model.save_batches(place, batches)
         user_model.save_weights(place, weights)
-        named = kit.named_parameters(model)
-        parameters = [(name, list(value.shape)) for name, value in named.items()]
-        state = [(n, list(v.shape)) for n, v in weights.items() if n not in named]
-        return found | {
+        return {
+            **checked,
+            **_of_model(kit.named_parameters(model), weights),
+            **_of_file(module),
             "batch_size": size,
-            "parameters": parameters,
-            "state": state,
-            "weights_sha256": checksum(weights),
             "labels_sha256": checksum(_numbered(batches[0][1])),
             "scatter": scatter,
             "step_s": step_s,
             "peak_bytes": memory.own_peak(),
-            "evaluates": hasattr(module, "evaluate"),
-            "margin": float(getattr(module, "margin", MARGIN)),
-            "train_steps": int(getattr(module, "train_steps", TRAIN_STEPS)),
             "as_given": as_given,
-            "named": hasattr(module, "batch") and user_model.takes_framework(module),
         }
 
-    def _scatter(self, kit: Any, own: Any, weights: dict, batches: list) -> tuple[float, float]:
+    def _scatter(
+        self, kit: Any, file_model: Any, weights: dict, batches: list
+    ) -> tuple[float, float]:
         """How far losses of the same work may be apart here, and seconds a step.
 
         Ten steps, or fewer of slow ones, are run again from weights that differ by rounding, and
@@ -284,8 +279,10 @@ class Checking:
         runs, recipe, usual = [], user_model.RECIPE, self.impl.kit
         for run in range(RUNS):
             random = np.random.default_rng(run)
-            model = own.build(_rounded(weights, random) if run else weights)
-            step = usual.training.make_train_step(model, own.optimizer(model, recipe), own.loss)
+            model = file_model.build(_rounded(weights, random) if run else weights)
+            step = usual.training.make_train_step(
+                model, file_model.optimizer(model, recipe), file_model.loss
+            )
             kit.reseed(model, run)  # the file may have set one seed as it made each
             losses, step_s = _losses(step, batches, usual.runtime.to_float)
             runs.append(losses)
@@ -311,12 +308,12 @@ class Checking:
         for side in ("pt", "tf"):
             importlib.import_module(f"{side}_impl.kit.training")
             kits[side] = kit = importlib.import_module(f"{side}_impl.kit.user_model")
-            own = kit.OwnModel(_maker(module, side))
+            file_model = kit.UserModel(_maker(module, side))
             _, batches, _ = _batches(module, side)
             x, _ = kit.to_device(*_of_twins(module, batches, place)[0])
-            own.example = x
+            file_model.example = x
             weights = user_model.load_weights(place / "pt") if side == "pt" else None
-            models[side] = own.build(weights), x
+            models[side] = file_model.build(weights), x
         user_model.call("copy_weights", path, module.copy_weights, models["pt"][0], models["tf"][0])
         outputs = []
         for side, (model, x) in models.items():
@@ -327,6 +324,25 @@ class Checking:
         weights = kits["tf"].export_weights(models["tf"][0])
         user_model.save_weights(place / "tf", weights)
         return {"weights_sha256": checksum(weights)}
+
+
+def _of_model(named: dict, weights: dict[str, np.ndarray]) -> dict:
+    """What is to be known of a model: the shapes of its parameters and of its other state."""
+    return {
+        "parameters": [(name, list(value.shape)) for name, value in named.items()],
+        "state": [(n, list(v.shape)) for n, v in weights.items() if n not in named],
+        "weights_sha256": checksum(weights),
+    }
+
+
+def _of_file(module: Any) -> dict:
+    """What a file says beside its model."""
+    return {
+        "evaluates": hasattr(module, "evaluate"),
+        "margin": float(getattr(module, "margin", MARGIN)),
+        "train_steps": int(getattr(module, "train_steps", TRAIN_STEPS)),
+        "named": hasattr(module, "batch") and user_model.takes_framework(module),
+    }
 
 
 def _losses(step: Callable, batches: list, to_float: Callable) -> tuple[list[float], float]:

@@ -35,7 +35,7 @@ from shared.user_model import (
 )
 
 
-class OwnModel:
+class UserModel:
     """What `make()` gives, anew for each row. `example`: inputs on the device.
 
     `has_logits`: whether the model's output is an object that has them; a file that was exported
@@ -265,7 +265,7 @@ def resident_batches(batches: list[tuple]) -> list[tuple]:
 # What a train step needs -------------------------------------------------------------------------
 
 
-def check(own: OwnModel, model: nn.Module, batch: tuple) -> dict:
+def check(file_model: UserModel, model: nn.Module, batch: tuple) -> dict:
     """Call model and loss on a batch. Raises BadFile with what to do where no step can be made.
 
     Returns {"has_logits": whether the output is an object that has them, "targets_first": whether
@@ -275,8 +275,8 @@ def check(own: OwnModel, model: nn.Module, batch: tuple) -> dict:
     x, y = batch
     model.train()
     output = _fits("model", lambda: _run(model, x), x)
-    loss = _fits("loss_fn(output, y)", lambda: own.loss(output, y), x)
-    check_order(own._loss)
+    loss = _fits("loss_fn(output, y)", lambda: file_model.loss(output, y), x)
+    check_order(file_model._loss)
     if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.dim():
         said = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise BadFile(f"loss_fn gives no scalar but {said}: return the mean over the batch")
@@ -284,7 +284,7 @@ def check(own: OwnModel, model: nn.Module, batch: tuple) -> dict:
         raise BadFile(
             f"the loss of the first batch is {loss.item()}: look at the data and the model"
         )
-    check_broadcast(own.loss, output, y)
+    check_broadcast(file_model.loss, output, y)
     if not named_parameters(model):
         raise BadFile("the model has no parameter that is trained")
     if not loss.requires_grad:
@@ -292,7 +292,7 @@ def check(own: OwnModel, model: nn.Module, batch: tuple) -> dict:
     return {
         "has_logits": not isinstance(output, Tensor) and hasattr(output, "logits"),
         "targets_first": False,
-        "has_optimizer": own._remade is not None,
+        "has_optimizer": file_model._remade is not None,
         "own_step": "training_step" if hasattr(model, "training_step") else None,  # Lightning's
     }
 

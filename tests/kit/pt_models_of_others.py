@@ -90,7 +90,7 @@ def with_penalty() -> tuple:
 
 
 def penalties_of_the_model_that_is_trained(folder):
-    own = user_model.OwnModel(with_penalty)
+    own = user_model.UserModel(with_penalty)
     model = own.build()
     step = training.make_train_step(model, torch.optim.SGD(model.parameters(), 0.1), own.loss)
     own.build()  # as a row's proof does
@@ -100,7 +100,7 @@ def penalties_of_the_model_that_is_trained(folder):
 
 
 def penalty_of_another_model(folder):
-    own = user_model.OwnModel(with_penalty)
+    own = user_model.UserModel(with_penalty)
     own.loss(copy.deepcopy(own.build())(torch.zeros(4, 3)), torch.zeros(4, 1))
 
 

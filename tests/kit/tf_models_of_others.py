@@ -144,7 +144,7 @@ def try_of_a_loss_that_reads_its_model(folder):
         model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
         return model, lambda output, y: loss_of(output, y) + tf.norm(model.weights[0])
 
-    own = user_model.OwnModel(made)
+    own = user_model.UserModel(made)
     user_model.check(own, own.build(), (numbers(4, 3), numbers(4, 1)))
 
 

@@ -31,7 +31,7 @@ from shared.user_model import (
 from tf_impl.kit import calling, comparing, optimizers, runtime, tracing, training
 
 
-class OwnModel:
+class UserModel:
     """What `make()` gives, anew for each row. `example`: inputs on the device.
 
     `has_logits`: whether the model's output is an object that has them; a file that was exported
@@ -167,7 +167,7 @@ def resident_batches(batches: list[tuple]) -> list[tuple]:
 # What a train step needs -------------------------------------------------------------------------
 
 
-def check(own: OwnModel, model: tf.keras.Model, batch: tuple) -> dict:
+def check(file_model: UserModel, model: tf.keras.Model, batch: tuple) -> dict:
     """Call model and loss on a batch. Raises BadFile with what to do where no step can be made.
 
     Returns {"has_logits": whether the output is an object that has them, "targets_first": whether
@@ -176,16 +176,16 @@ def check(own: OwnModel, model: tf.keras.Model, batch: tuple) -> dict:
     """
     x, y = batch
     known = len(model.weights)
-    if {id(weight) for weight in model.weights} & {id(each) for each in _read_by(own._loss)}:
+    if {id(weight) for weight in model.weights} & {id(each) for each in _read_by(file_model._loss)}:
         raise BadFile(
             "loss_fn reads the model's weights by itself, and a row trains another copy of the"
             " model: let the model say it, by kernel_regularizer or add_loss"
         )
     with tf.GradientTape() as tape:
         output = _fits("model", lambda: _run(model, x, training=True), x)
-        loss = _fits("loss_fn(output, y)", lambda: own.loss(output, y), x)
-    if not isinstance(own._loss, tf.keras.losses.Loss):
-        check_order(own._loss)
+        loss = _fits("loss_fn(output, y)", lambda: file_model.loss(output, y), x)
+    if not isinstance(file_model._loss, tf.keras.losses.Loss):
+        check_order(file_model._loss)
     if not tf.is_tensor(loss) or loss.shape.rank != 0:
         said = f"of shape {tuple(loss.shape)}" if tf.is_tensor(loss) else type(loss).__name__
         raise BadFile(f"loss_fn gives no scalar but {said}: return the mean over the batch")
@@ -193,7 +193,7 @@ def check(own: OwnModel, model: tf.keras.Model, batch: tuple) -> dict:
         raise BadFile(
             f"the loss of the first batch is {float(loss)}: look at the data and the model"
         )
-    check_broadcast(own.loss, output, y)
+    check_broadcast(file_model.loss, output, y)
     if late := len(model.weights) - known:
         raise BadFile(
             f"{late} weights of the model appear in training alone, where no step would train "
@@ -205,8 +205,8 @@ def check(own: OwnModel, model: tf.keras.Model, batch: tuple) -> dict:
         raise BadFile("the loss depends on no parameter: don't leave TensorFlow in the loss")
     return {
         "has_logits": not tf.is_tensor(output) and hasattr(output, "logits"),
-        "targets_first": isinstance(own._loss, tf.keras.losses.Loss),
-        "has_optimizer": own._last is not None,
+        "targets_first": isinstance(file_model._loss, tf.keras.losses.Loss),
+        "has_optimizer": file_model._last is not None,
         "own_step": None if type(model).train_step is tf.keras.Model.train_step else "train_step",
     }
 
