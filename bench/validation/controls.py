@@ -30,8 +30,8 @@ from bench.harness.folders import replace_file
 from bench.harness.matches import Match, parent_key, start_order
 from bench.harness.plan import EFFORT, FRAMEWORKS, SEED, Case, Prepared, Variant, Work, Workload
 from bench.harness.processes import Processes
-from bench.harness.progress import clock
 from bench.harness.rows import plain
+from bench.validation.pace import paced
 from shared import datasets
 
 CONTROLS = 4  # pairs of equal work in a match: a chain, in which the parents take turns
@@ -163,32 +163,26 @@ def measure(path: Path, measurement: dict, results: Path, minutes: float | None)
     path: the file that it is written to after each block of a match
     minutes: no block is begun that would end after them
     """
-    threads, start, longest = machine.usable_threads(), time.monotonic(), 0.0
-    left = _left(measurement)
+    threads = machine.usable_threads()
     with Processes(path.parent / "logs") as processes:
-        for done, (block, side, numbers) in enumerate(left, 1):
-            begun = time.monotonic()
-            if minutes and begun - start + longest > 60 * minutes:
-                return False
+        for _, side, numbers in paced(_left(measurement), _named, minutes):
             _start_parents(processes, side, threads)
             for number in numbers:
                 match = measurement["matches"][number]
                 match["blocks"].append(_play(processes, match, number, threads, results))
                 replace_file(path, json.dumps(measurement, indent=1))
             processes.stop_parents()
-            elapsed = time.monotonic() - start
-            longest = max(longest, time.monotonic() - begun)
-            print(
-                f"{side}: block {block + 1} of {LOOKS[-1]} · {clock(elapsed)} elapsed, "
-                f"about {clock(elapsed / done * (len(left) - done))} left",
-                file=sys.stderr,
-                flush=True,
-            )
-    return True
+    return not _left(measurement)
 
 
-def _left(measurement: dict) -> list[tuple[int, str, list[int]]]:
-    """The blocks still to be played: each with a side and the numbers of its matches."""
+Step = tuple[int, str, list[int]]  # a block that is still to be played, a side, its matches
+
+
+def _named(step: Step) -> str:
+    return f"{step[1]}: block {step[0] + 1} of {LOOKS[-1]}"
+
+
+def _left(measurement: dict) -> list[Step]:
     matches = measurement["matches"]
     left = []
     for block in range(LOOKS[-1]):

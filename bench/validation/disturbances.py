@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +32,8 @@ from bench.harness import machine
 from bench.harness.matches import Match, parent_key, start_order
 from bench.harness.plan import EFFORT, SEED, Case
 from bench.harness.processes import ROOT, Processes
-from bench.harness.progress import clock
 from bench.validation.controls import contenders
+from bench.validation.pace import paced
 from shared import cgroups, datasets
 
 BLOCKS = LOOKS[0]
@@ -280,24 +279,18 @@ def report(
 
     keep: is given what was said.
     """
-    begun, longest, pairs, whole = time.monotonic(), 0.0, [], True
+    pairs, done = [], 0
     names = {name for pair in PAIRS.values() for name in (pair.top, pair.bottom)}
     todo = [(r, k, f) for r in range(runs) for k in chosen for f in frameworks]
     with tempfile.TemporaryDirectory() as logs, Processes(Path(logs)) as processes:
-        for done, (number, kind, framework) in enumerate(todo, 1):
-            start = time.monotonic()
-            if minutes and start - begun + longest > 60 * minutes:
-                whole = False
-                break
+        for number, kind, framework in paced(todo, lambda run: f"{run[1]}, {run[2]}", minutes):
             cases = [case for case in contenders(framework) if case.variant.name in names]
             for pair in disturbed(processes, cases, kind, results, number):
                 pairs.append(pair)
                 print(pair, flush=True)
-            longest = max(longest, time.monotonic() - start)
-            left = clock((time.monotonic() - begun) / done * (len(todo) - done))
-            print(f"{done} of {len(todo)} runs, about {left} left", file=sys.stderr, flush=True)
+            done += 1
     wrong = sum(pair.wrong for pair in pairs)
     decided = sum(pair.verdict is not None for pair in pairs)
     keep({"rows": [pair.as_row() for pair in pairs]})
     print(f"{len(pairs)} disturbed pairs: {decided} with a verdict, {wrong} of them wrong")
-    return 1 if wrong else 0 if whole else 2
+    return 1 if wrong else 0 if done == len(todo) else 2
