@@ -1,190 +1,255 @@
 """Clipping does what NumPy does, and both sides do it alike.
 
-Each framework runs in a process of its own (`gradient_clipping_worker.py`), tf_keras in a third.
 The optimizer of most tests puts the gradient in the weight's place, so that gradients are compared.
 """
 
 from __future__ import annotations
 
 import math
+import re
+from functools import partial
 
 import numpy as np
 import pytest
 
 from tests import workers
+from tests.frameworks import apart
+from tests.train_step import steps
+from tests.train_step.steps import CNN, GPT, farthest
 
-WORKERS = ("pt", *workers.keras())
-PARITY = {"gpt": 1e-4, "cnn": 1e-5}
-MAX_NORM = 2.0
-SCALE = 2.0**12
-
-
-@pytest.fixture(scope="module")
-def evidence():
-    """What each worker found: {"pt": {scenario: ...}, ...}."""
-    return workers.run("train_step.gradient_clipping_worker", WORKERS)
-
-
-@pytest.fixture(params=["pt", "tf"])
-def found(request, evidence):
-    return evidence[request.param]
-
-
-@pytest.fixture(params=WORKERS)
-def every(request, evidence):
-    return evidence[request.param]
-
-
-def arrays(gradients):
-    return {name: np.array(value, dtype=np.float64) for name, value in gradients.items()}
-
-
-def gradients(side, case):
-    return arrays(side["applied"][case]["gradients"])
+FRAMEWORKS = ("pt", *workers.keras())
+PT, TF = pytest.mark.only("pt"), pytest.mark.only("tf", "tf_keras")
+MAX_NORM, SCALE = 2.0, 2.0**12
+LARGE = 64.0  # times the loss: gradients beside which PyTorch's 1e-6 is nothing
+CLIP, EACH = "make_train_step", "make_per_variable_step"
 
 
 def norm(tensors):
-    return math.sqrt(sum(float((value**2).sum()) for value in tensors.values()))
+    return math.sqrt(sum(float((value.astype(float) ** 2).sum()) for value in tensors.values()))
 
 
-def apart(ours, theirs):
-    """The largest relative L2 difference of a tensor."""
-    assert ours.keys() == theirs.keys()
-    return max(
-        np.linalg.norm(ours[name] - theirs[name]) / np.linalg.norm(theirs[name]) for name in theirs
-    )
+@pytest.fixture(scope="module")
+def large(kit):
+    return lambda logits, labels: kit.training.cross_entropy(logits, labels) * LARGE
 
 
-def relative(ours, theirs):
-    return max(abs(a / b - 1) for a, b in zip(ours, theirs, strict=True))
+@pytest.fixture(scope="module")
+def apply(kit, technique, models, large):
+    """`apply(maker, **settings)`: the gradients that reach the optimizer, and the step."""
+
+    def apply(maker=None, **settings):
+        make = maker and getattr(technique, maker)
+        prepared = steps.prepare(
+            kit, GPT, make, optimizer=models.recorder, loss_fn=large, **settings
+        )
+        prepared.step(*steps.batches(kit, GPT)[0])
+        return steps.trainable_of(kit, prepared.model, GPT), prepared.step
+
+    return apply
 
 
-# Clipping -------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def plain(apply):
+    return apply()[0]
 
 
-def test_the_global_norm_is_clipped_as_numpy_does(every):
-    plain, ours = gradients(every, "plain"), gradients(every, "clip")
+# Clipping ----------------------------------------------------------------------------------------
+
+
+def test_the_global_norm_is_clipped_as_numpy_does(apply, plain, agrees):
+    clipped, step = apply(CLIP, max_norm=MAX_NORM)
     assert norm(plain) > 2 * MAX_NORM  # or there is nothing to see
     expected = {name: value * MAX_NORM / norm(plain) for name, value in plain.items()}
-    assert apart(ours, expected) < 1e-5
-    assert norm(ours) == pytest.approx(MAX_NORM, rel=1e-5)
-    assert every["applied"]["clip"]["norm"] == pytest.approx(norm(plain), rel=1e-5)
+    assert farthest(clipped, expected) < 1e-5
+    assert step.gradient_norm() == pytest.approx(norm(plain), rel=1e-5)
+    agrees("clipped", clipped, 1e-4)
 
 
-def test_each_variable_is_clipped_as_numpy_does(every):
-    plain, ours = gradients(every, "plain"), gradients(every, "per variable")
+def test_each_variable_is_clipped_as_numpy_does(apply, plain, agrees):
+    clipped, _ = apply(EACH, max_norm=MAX_NORM)
     sizes = {name: float(np.linalg.norm(value)) for name, value in plain.items()}
     assert min(sizes.values()) < 0.9 * MAX_NORM < 1.1 * MAX_NORM < max(sizes.values())
     expected = {name: value * min(1.0, MAX_NORM / sizes[name]) for name, value in plain.items()}
-    assert apart(ours, expected) < 1e-5
-    assert norm(ours) > 1.1 * MAX_NORM  # not what the global norm gives
+    assert farthest(clipped, expected) < 1e-5
+    assert norm(clipped) > 1.1 * MAX_NORM  # not what the global norm gives
+    agrees("each clipped", clipped, 1e-4)
 
 
-@pytest.mark.parametrize("case", ["loose", "off", "measured"])
-def test_a_bound_that_does_not_bind_changes_nothing(every, case):
-    assert apart(gradients(every, case), gradients(every, "plain")) < 1e-6
+@pytest.mark.parametrize("measured", [False, True])
+@pytest.mark.parametrize("max_norm", [1e4, math.inf])
+def test_a_bound_that_does_not_bind_changes_nothing(apply, plain, max_norm, measured):
+    """A norm is taken where it is needed or asked for."""
+    applied, step = apply(CLIP, max_norm=max_norm, measure_norm=measured)
+    assert farthest(applied, plain) < 1e-6
+    if measured or max_norm < math.inf:
+        assert step.gradient_norm() == pytest.approx(norm(plain), rel=1e-5)
+    else:
+        with pytest.raises(ValueError, match="no norm is taken: ask for it with measure"):
+            step.gradient_norm()
 
 
-def test_a_norm_is_taken_where_it_is_needed_or_asked_for(every):
-    found = every["applied"]
-    assert found["measured"]["norm"] == pytest.approx(norm(gradients(every, "plain")), rel=1e-5)
-    assert found["off"]["norm"].startswith("ValueError: no norm is taken: ask for it with measure")
+def test_ten_steps_agree(kit, framework, technique, agrees):
+    stream, losses = steps.batches(kit, CNN, 10), {}
+    for name, make, settings in (
+        ("plain", None, {}),
+        ("clipped", technique.make_train_step, {"max_norm": 0.5}),
+    ):
+        prepared = steps.prepare(kit, CNN, make, **settings)
+        losses[name] = steps.losses_of(kit, prepared, stream)
+    assert kit.runtime.trace_count(prepared.step) == (None if framework == "pt" else 1)
+    agrees("ten steps", {"losses": losses["clipped"]}, 1e-5)
+    assert apart(losses["clipped"], losses["plain"]) > 1e-5
 
 
-@pytest.mark.parametrize("other", workers.keras())
-@pytest.mark.parametrize("case", ["clip", "per variable"])
-def test_twins_agree(evidence, case, other):
-    pt, tf = evidence["pt"], evidence[other]
-    assert apart(gradients(pt, case), gradients(tf, case)) < PARITY["gpt"]
-    assert pt["applied"]["clip"]["norm"] == pytest.approx(tf["applied"]["clip"]["norm"], rel=1e-5)
-    ours, theirs = pt["losses"], tf["losses"]
-    assert relative(ours["clip"], theirs["clip"]) < PARITY["cnn"]
-    assert relative(ours["clip"], ours["baseline"]) > PARITY["cnn"]
-    assert (ours["traces"], theirs["traces"]) == (None, 1)
-
-
-def test_an_embedding_is_clipped_by_the_norm_of_its_gradient(found):
+@pytest.mark.parametrize("maker", [CLIP, EACH])
+def test_an_embedding_is_clipped_by_the_norm_of_its_gradient(technique, models, maker):
     """A row that is looked up three times gets the sum of three pulls, and that has the norm."""
-    embedding = found["embedding"]
+    pulls = np.array([[3.0, 0.0], [1.0, 2.0], [0.0, 5.0], [2.0, 2.0]], np.float32)
     gradient = np.array([[0.0, 0.0], [6.0, 4.0], [0.0, 5.0], [0.0, 0.0]])
+    model = models.embedding()
+    step = getattr(technique, maker)(
+        model,
+        models.recorder(model),
+        lambda output, pulls: models.total(output * pulls),
+        max_norm=1.0,
+    )
+    step(models.tensor(np.array([1, 1, 2, 1])), models.tensor(pulls))
     size = np.linalg.norm(gradient)
-    assert embedding["norm"] == pytest.approx(size, rel=1e-6)
-    for maker in ("make_train_step", "make_per_variable_step"):
-        assert np.allclose(embedding[maker], gradient / size, rtol=1e-5)
+    assert np.allclose(models.only_weight(model), gradient / size, rtol=1e-5)
+    assert maker == EACH or step.gradient_norm() == pytest.approx(size, rel=1e-6)
 
 
-def test_gradients_of_several_dtypes_are_one_vector(found):
-    several = found["several_dtypes"]
-    assert several["norm"] == pytest.approx(5.0, rel=1e-3)
-    (first, second) = several["clipped"]
-    assert np.allclose(first, [0.0, 0.6], rtol=1e-3)
-    assert np.allclose(second, [0.8], rtol=1e-3)
+HALF = [np.array([0, 3], np.float32), np.array([4], np.float16), None]
+COMPLEX = [np.array([3 + 4j, 0], np.complex64), np.array([12], np.float32)]
 
 
-def test_pt_what_trains_later_is_clipped_too(evidence):
-    thawed = evidence["pt"]["thawed"]
-    assert np.linalg.norm(thawed["make_train_step"]) == pytest.approx(1e-3, rel=1e-4)
-    assert np.allclose(thawed["make_per_variable_step"], 1e-3, rtol=1e-4)
+@pytest.mark.parametrize(
+    ("clipper", "given", "sizes"),
+    [
+        ("GradientClipper", HALF, (5.0, 5.0)),
+        ("GradientClipper", COMPLEX, (13.0, 13.0)),
+        ("VariableClipper", COMPLEX, (5.0, 12.0)),
+    ],
+    ids=["half", "complex", "each complex"],
+)
+def test_gradients_of_several_dtypes_are_one_vector(technique, models, clipper, given, sizes):
+    """One of them may be missing."""
+    clipped, total = models.clipped(partial(getattr(technique, clipper), max_norm=1.0), given)
+    assert total is None or total == pytest.approx(sizes[0], rel=1e-3)
+    for ours, gradient, size in zip(clipped, given, sizes, strict=False):
+        np.testing.assert_allclose(ours, gradient / size, rtol=1e-3)
+        assert ours.dtype == gradient.dtype
 
 
-def test_pt_the_norm_is_of_what_the_optimizer_holds(evidence):
+@PT
+@pytest.mark.parametrize("maker", [CLIP, EACH])
+def test_what_trains_later_is_clipped_too(technique, models, maker):
+    torch = models.torch
+    model = torch.nn.Sequential(models.dense(4, 4).requires_grad_(False), models.dense())
+    optimizer = models.descent(model, 0.0)
+    step = getattr(technique, maker)(model, optimizer, models.squares, max_norm=1e-3)
+    x, y = torch.ones(3, 4), torch.full((3, 3), 100.0)
+    step(x, y)
+    model.requires_grad_(True)
+    step(x, y)
+    sizes = [parameter.grad.norm().item() for parameter in model.parameters()]
+    total = np.linalg.norm(sizes) if maker == CLIP else sizes
+    assert np.allclose(total, 1e-3, rtol=1e-4)
+
+
+@PT
+def test_the_norm_is_of_what_the_optimizer_holds(technique, models):
     """The other layer's gradients are never put to zero, and would add up from step to step."""
-    partly = evidence["pt"]["partly"]
-    assert partly["norms"] == pytest.approx([partly["own"]] * 3, rel=1e-6)
+    torch = models.torch
+    model = torch.nn.Sequential(models.dense(4, 4), models.dense())
+    optimizer = models.descent(model[1], 0.0)
+    settings = {"max_norm": math.inf, "measure_norm": True}
+    step = technique.make_train_step(model, optimizer, models.squares, **settings)
+    for _ in range(3):
+        step(torch.ones(3, 4), torch.full((3, 3), 100.0))
+        held = torch.nn.utils.get_total_norm([p.grad for p in model[1].parameters()])
+        assert step.gradient_norm() == pytest.approx(held.item(), rel=1e-6)
 
 
-def test_tf_keras_own_settings_mean_what_is_said(evidence):
-    tf = evidence["tf"]
-    for setting, case in (("global_clipnorm", "clip"), ("clipnorm", "per variable")):
-        assert apart(gradients(tf, setting), gradients(tf, case)) < 1e-6
+@PT
+@pytest.mark.parametrize("maker", [CLIP, EACH])
+def test_a_step_does_not_wait_for_the_device(kit, technique, models, maker):
+    prepared, (batch,) = steps.prepare(kit, GPT, getattr(technique, maker)), steps.batches(kit, GPT)
+    prepared.step(*batch)
+    assert models.reads(prepared.step, *batch) == 0
 
 
-# Loss scaling ---------------------------------------------------------------------------------
+@pytest.mark.only("tf")
+@pytest.mark.parametrize(("setting", "maker"), [("global_clipnorm", CLIP), ("clipnorm", EACH)])
+def test_keras_own_settings_mean_what_is_said(kit, models, apply, large, setting, maker):
+    def clipping(model):
+        optimizer = models.recorder(model)
+        setattr(optimizer, setting, MAX_NORM)
+        return optimizer
+
+    prepared = steps.prepare(kit, GPT, optimizer=clipping, loss_fn=large)
+    prepared.step(*steps.batches(kit, GPT)[0])
+    ours = apply(maker, max_norm=MAX_NORM)[0]
+    assert farthest(steps.trainable_of(kit, prepared.model, GPT), ours) < 1e-6
 
 
-def test_scaled_gradients_are_clipped_as_if_they_were_not_scaled(found):
-    for case in ("clip", "off"):
-        assert apart(arrays(found["scaled"][case]), gradients(found, case)) < 1e-6
+# Loss scaling ------------------------------------------------------------------------------------
 
 
-def test_the_wrong_order_would_be_seen(found):
-    """Clipped before they are unscaled, gradients are too small by the scale."""
-    wrong = norm(arrays(found["scaled"]["wrong order"]))
-    assert wrong == pytest.approx(MAX_NORM / SCALE, rel=1e-4)
-    assert norm(arrays(found["scaled"]["clip"])) == pytest.approx(MAX_NORM, rel=1e-5)
+@pytest.mark.parametrize("max_norm", [MAX_NORM, math.inf])
+def test_scaled_gradients_are_clipped_as_if_they_were_not_scaled(
+    kit, flavour, technique, models, apply, large, max_norm
+):
+    """Clipped before they are unscaled, gradients would be too small by the scale."""
+    if flavour == "tf_keras":
+        pytest.skip("its LossScaleOptimizer has another interface")
+    applied = {}
+    for in_order in (True, False):
+        prepared = steps.prepare(kit, GPT, optimizer=models.recorder)
+        (batch,) = steps.batches(kit, GPT)
+        models.scaled(technique, prepared, large, *batch, SCALE, max_norm, in_order)
+        applied[in_order] = steps.trainable_of(kit, prepared.model, GPT)
+    assert farthest(applied[True], apply(CLIP, max_norm=max_norm)[0]) < 1e-6
+    if max_norm == MAX_NORM:
+        assert norm(applied[False]) == pytest.approx(MAX_NORM / SCALE, rel=1e-4)
 
 
-def test_complex_gradients_have_a_norm_and_are_clipped(found):
-    clipped = found["complex_gradients"]
-    assert clipped["norm"] == pytest.approx(13.0)
-    for name, norms in {"GradientClipper": (13.0, 13.0), "VariableClipper": (5.0, 12.0)}.items():
-        of_complex, of_real = (np.array(gradient) for gradient in clipped[name])
-        np.testing.assert_allclose(of_complex * norms[0], [[3.0, 4.0], [0.0, 0.0]], rtol=1e-5)
-        np.testing.assert_allclose(of_real * norms[1], [12.0], rtol=1e-5)
+# Bad input ---------------------------------------------------------------------------------------
 
 
-# Bad input ------------------------------------------------------------------------------------
+def make(technique, models, maker, model=None, optimizer=None, **settings):
+    model = model or models.dense()
+    optimizer = optimizer or models.descent(model)
+    return getattr(technique, maker)(model, optimizer, models.squares, **settings)
 
 
-@pytest.mark.parametrize("maker", ["make_train_step", "make_per_variable_step"])
-def test_bad_input_gets_one_clear_line(found, maker):
-    refusals = found["refusals"]
-    for bad in ("0", "-1.0", "nan", "1", "None"):
-        said = refusals[f"{maker} {bad}"]
-        assert said.startswith("ValueError: max_norm must be above 0 (inf does not clip), not ")
-        assert "\n" not in said
-    assert refusals[f"{maker} frozen"].startswith("ValueError: the model has no trainable")
-    assert refusals["unchanged"]
+REFUSALS = [
+    *(
+        (
+            lambda t, m, maker, bad=bad: make(t, m, maker, max_norm=bad),
+            "max_norm must be above 0 (inf does not clip), not ",
+        )
+        for bad in (0, -1.0, math.nan, "1", None)
+    ),
+    (lambda t, m, maker: make(t, m, maker, m.freeze(m.dense())), "the model has no trainable"),
+    pytest.param(
+        lambda t, m, maker: make(t, m, maker, m.unbuilt()),
+        "the model has no trainable variables",
+        marks=TF,
+    ),
+    *(
+        pytest.param(
+            lambda t, m, maker, kind=kind: make(t, m, maker, optimizer=m.scaling()[kind]),
+            "pass the optimizer itself",
+            marks=pytest.mark.only("tf"),
+        )
+        for kind in (0, 1)
+    ),
+]
 
 
-def test_tf_models_and_optimizers_that_are_refused(evidence):
-    refused = evidence["tf"]["refused"]
-    for maker in ("make_train_step", "make_per_variable_step"):
-        said = refused[f"unbuilt {maker}"]
-        assert said.startswith("ValueError: the model has no trainable variables")
-        for kind in ("scaling", "factor"):
-            assert refused[f"{kind} {maker}"].startswith("ValueError: pass the optimizer itself")
-
-
-def test_pt_a_step_does_not_wait_for_the_device(evidence):
-    assert evidence["pt"]["reads"] == {"clip": 0, "per variable": 0}
+@pytest.mark.parametrize("maker", [CLIP, EACH])
+@pytest.mark.parametrize(("call", "message"), REFUSALS)
+def test_a_refusal_says_why(technique, models, call, message, maker):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call(technique, models, maker)
