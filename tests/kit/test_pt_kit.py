@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 from pt_impl.deployment import reduced_precision
-from pt_impl.kit import comparing, copying, data, models, own_model, runtime, training
+from pt_impl.kit import comparing, copying, data, models, runtime, training, user_model
 from pt_impl.train_step import compilation
 from shared.datasets import batch_order
 from shared.specs import NO_LABEL, TASKS, CNNSpec, GPTSpec, Recipe, ResNetSpec, parameter_count
@@ -168,9 +168,9 @@ class Counting(nn.Linear):
 def test_an_extra_state_is_no_weight():
     model, other = Counting(4, 2), Counting(4, 2)
     other.steps = 5
-    weights = own_model.export_weights(model)
+    weights = user_model.export_weights(model)
     assert weights.keys() == {"weight", "bias"}
-    own_model.import_weights(other, weights)
+    user_model.import_weights(other, weights)
     assert other.steps == copying.copy_model(other).steps == 5
     assert torch.equal(other.weight, model.weight)
 
@@ -727,7 +727,7 @@ def updated(own, make_optimizer):
 
 @pytest.mark.parametrize("foreach", [None, True])
 def test_a_file_s_optimizer_trains_the_same_fused(foreach):
-    own = own_model.OwnModel(lambda: fine_tuned(momentum=0.9, foreach=foreach))
+    own = user_model.UserModel(lambda: fine_tuned(momentum=0.9, foreach=foreach))
     usual, fused = updated(own, own.optimizer), updated(own, own.fused_optimizer)
     assert usual.keys() == fused.keys()
     for name, weight in usual.items():
@@ -738,7 +738,7 @@ def test_a_file_s_optimizer_trains_the_same_fused(foreach):
 
 
 def test_a_file_s_optimizer_is_made_again_for_a_copy():
-    own = own_model.OwnModel(fine_tuned)
+    own = user_model.UserModel(fine_tuned)
     copied = copying.copy_model(own.build(None))
     head, body = own.optimizer(copied, SGD).param_groups
     assert [id(p) for p in head["params"]] == [id(p) for p in copied[2].parameters()]

@@ -18,7 +18,7 @@ from shared.weights import checksum, init_weights
 from tests import workers
 from tf_impl.compression import combinations as compression
 from tf_impl.compression import distillation, feature_distillation
-from tf_impl.kit import copying, data, models, own_model, runtime, tracing, training
+from tf_impl.kit import copying, data, models, runtime, tracing, training, user_model
 
 THREADS = 2
 CNN = CNNSpec((16, 16, 1), ((8, 1), (16, 2)), num_classes=10)
@@ -280,7 +280,7 @@ def undecayed():
             optimizer.exclude_from_weight_decay(**left_out(model))
             return model, training.cross_entropy, optimizer
 
-        file = own_model.OwnModel(make)
+        file = user_model.UserModel(make)
         model = file.build()
         optimizer = file.optimizer(model, SGD)
         optimizer.apply_gradients([(tf.zeros_like(v), v) for v in model.trainable_variables])
@@ -304,7 +304,7 @@ def scheduled():
         model = tf.keras.Sequential([tf.keras.Input((1,)), dense])
         return model, training.cross_entropy, tf.keras.optimizers.SGD(Halved())
 
-    file = own_model.OwnModel(make)
+    file = user_model.UserModel(make)
     model = file.build()
     optimizer, rate = file.optimizer(model, SGD), file._last._learning_rate
     for _ in "ab":
