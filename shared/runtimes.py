@@ -44,6 +44,7 @@ import numpy as np
 # In a LiteRT file: members of a zip archive behind the model, as its makers do it.
 METADATA, SIGNATURE = "metadata.json", "signature.json"
 _ONNX_DTYPES = {"float": "float32", "double": "float64"}  # the others are called as in NumPy
+_LACKS = re.compile(r"'tf\.(\w+)' op is neither a custom op nor a flex op")
 _OPENVINO = {"float32": "f32", "bfloat16": "bf16"}
 
 Wanted = list[tuple[str, str, list]]  # name, dtype and shape of each input; what is no int is open
@@ -345,6 +346,10 @@ def translating(target: str) -> Iterator[None]:
         text = str(error)
         for heading in ("## Exception summary", "Summary:"):  # of torch.onnx, of OpenVINO
             text = text.partition(heading)[2] or text
+        if lacking := dict.fromkeys(_LACKS.findall(text)):  # of LiteRT's converter
+            kind = " in float64" if "xf64>" in text else ""
+            what = f"there is no operator for {', '.join(lacking)}{kind}"
+            raise NotImplementedError(f"{target} can't take this: {what}") from error
         line = re.search(r"^\s*\w*Error: (.+)$", text, re.MULTILINE)
         reason = line[1] if line else one_line(Exception(text)) if text else type(error).__name__
         raise NotImplementedError(f"{target} can't take this: {reason}") from error

@@ -26,8 +26,7 @@ Check an export against its model on real data before it is used.
 
 Run it alone: `python -m tf_impl.deployment.export` prints the time of each runtime at batch 1.
 
-Copy with it: `shared/onnx_quantization.py`, `shared/runtimes.py`, `tf_impl/kit/checks/export.py`,
-`tf_impl/kit/signatures.py`.
+Copy with it: `shared/onnx_quantization.py`, `shared/runtimes.py`, `tf_impl/kit/signatures.py`.
 """
 
 import json
@@ -40,7 +39,6 @@ import numpy as np
 import tensorflow as tf
 
 from shared import runtimes
-from tf_impl.kit.checks.export import converting
 from tf_impl.kit.signatures import Signature, freeze, refuse_for_runtimes, refuse_loops
 
 # The most that a file's outputs may be from the model's, in relative L2: kernels round otherwise,
@@ -208,7 +206,7 @@ def export_litert(
         samples = [*batches]
         converter.representative_dataset = lambda: map(list, samples)
         converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
-    with converting():
+    with runtimes.translating("LiteRT"):
         file = converter.convert()
     with runtimes.draft(path) as draft:
         draft.write_bytes(file)
