@@ -1,16 +1,17 @@
-"""Exported files predict what their models do, in every runtime, alike from both frameworks.
-
-Each framework runs in a process of its own (`export_worker.py`), tf_keras in a third.
-"""
+"""Exported files predict what their models do, in every runtime, alike from both frameworks."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,37 +19,28 @@ import numpy as np
 import pytest
 
 from bench.deployment.bench_export import ROUTES, TECHNIQUE, prepare
-from shared import operators
-from shared.provenance import class_names
-from shared.runtimes import check_same, load_onnx, predictor
+from shared import operators, runtimes
+from shared.provenance import class_names, provenance
 from shared.specs import TASKS
+from shared.weights import init_weights
 from tests import workers
+from tests.compression import teaching
+from tests.flipped import flipped
 
-WORKERS = ("pt", *workers.keras())
-NEUTRAL = 1e-4  # outputs of both frameworks' files in one runtime, as a share of the largest
-ROUNDED = 1e-5  # outputs of a file and of its model
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return {name: tmp_path_factory.mktemp(name) for name in WORKERS}
-
-
-@pytest.fixture(scope="module")
-def evidence(folders):
-    """What each worker found: {"pt": {scenario: ...}, ...}."""
-    return workers.run("deployment.export_worker", WORKERS, lambda name: [folders[name]])
-
-
-@pytest.fixture(params=["pt", "tf"])
-def found(request, evidence):
-    return evidence[request.param]
-
-
-@pytest.fixture(params=WORKERS)
-def every(request, evidence):
-    """Both flavours of Keras are written by the same code: what legacy Keras shares is not here."""
-    return evidence[request.param]
+FRAMEWORKS = ("pt", *workers.keras())  # legacy Keras differs in what a model is alone
+PT, TF = (pytest.mark.only(name) for name in ("pt", "tf"))
+BOTH = pytest.mark.only("pt", "tf")
+KINDS = [*(pytest.param(kind, marks=BOTH) for kind in ("onnx", "openvino"))]
+KINDS.append(pytest.param("litert", marks=TF))  # PyTorch has none
+SUFFIX = {"onnx": "onnx", "openvino": "xml", "litert": "tflite"}
+ROUNDED = 1e-5  # outputs of a file and of its model, as a share of the largest
+LENGTHS = {1: 64, 3: 40, 64: 7}  # of text, by batch size
+MODELS_OF = {task: TASKS[task].model for task in ("digits-cnn", "text-gpt")}
+# All kinds of its layers, in fewer and narrower ones.
+MODELS_OF["photos-resnet50"] = replace(
+    TASKS["photos-resnet50"].model, input_shape=(64, 64, 3), blocks=(1, 2), widths=(16, 32)
+)
+LEFT, RIGHT = np.random.default_rng(5).normal(size=(2, 64, 5)).astype(np.float32)
 
 
 def apart(ours, theirs):
@@ -58,57 +50,119 @@ def apart(ours, theirs):
     return np.abs(ours - theirs).max() / np.abs(theirs).max()
 
 
-# ONNX -------------------------------------------------------------------------------------------
+@functools.cache
+def start(task):
+    """Weights of which residual branches count: they begin with a scale of 0."""
+    weights = init_weights(MODELS_OF[task], seed=1)
+    for name, value in weights.items():
+        if name.endswith("gamma") and not value.any():
+            weights[name] = np.full_like(value, 0.2)
+    return weights
 
 
-def test_onnx_predicts_what_the_model_does_at_any_batch_size_and_length(every):
-    assert every["tasks"].keys() >= {"digits-cnn", "text-gpt"}
-    for task, case in every["tasks"].items():
-        for ours, theirs in zip(case["file"], case["own"], strict=True):
-            assert np.abs(theirs).max() > 0.1, task
-            assert apart(ours, theirs) < ROUNDED, task
-            assert (np.argmax(ours, -1) == np.argmax(theirs, -1)).mean() > 0.999, task
-        assert case["threads"] == 1
+def about(task):
+    return provenance(TASKS[task], start(task))
 
 
-@pytest.mark.parametrize("task", ["digits-cnn", "text-gpt", "photos-resnet50"])
-def test_on_neutral_ground_twins_agree(evidence, task):
-    """The same weights and inputs, exported by both frameworks, in the same ONNX Runtime."""
-    names = WORKERS if task != "photos-resnet50" else WORKERS[:2]
-    pt, *others = (evidence[name]["tasks"][task]["file"] for name in names)
-    for other in others:
-        assert all(apart(*pair) < NEUTRAL for pair in zip(other, pt, strict=True))
+@pytest.fixture(scope="module")
+def model(kit):
+    """`model(task)`."""
+    return functools.cache(lambda task: kit.models.build(MODELS_OF[task], start(task)))
 
 
-def test_files_hold_the_operators_of_their_model(every):
+@pytest.fixture(scope="module")
+def inputs(kit):
+    """`inputs(task, size)`: on the device."""
+
+    def make(task, size):
+        random = np.random.default_rng(size)
+        if task == "text-gpt":
+            x = random.integers(0, 98, (size, LENGTHS[size]))
+        else:
+            x = random.normal(size=(size, *MODELS_OF[task].input_shape)).astype(np.float32)
+        return kit.data.to_device(x, x)[0]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def predicted(kit, models, model):
+    """`predicted(task, x)`: what the model itself does.
+
+    Keras's takes whole windows of text alone, of which the beginning is used: attention looks to
+    the left, so that what follows a shorter text changes nothing.
+    """
+
+    def predict(task, x):
+        if task != "text-gpt":
+            return models.numpy(kit.training.make_predict(model(task))(x))
+        x = np.asarray(x)
+        whole = np.pad(x, ((0, 0), (0, 64 - x.shape[1])))
+        whole, _ = kit.data.to_device(whole, whole)
+        return models.numpy(kit.training.make_predict(model(task))(whole))[:, : x.shape[1]]
+
+    return predict
+
+
+@pytest.fixture(scope="module")
+def write(technique, model, inputs, tmp_path_factory):
+    """`write(kind, task, size, **settings)`: a file of the task's model by an example."""
+
+    @functools.cache
+    def make(kind, task="digits-cnn", size=1, **settings):
+        path = tmp_path_factory.mktemp("files") / f"{task}.{SUFFIX[kind]}"
+        opened = {"dynamic_sequence": True} if task == "text-gpt" else {}
+        example = model(task), inputs(task, size), path, about(task)
+        return getattr(technique, f"export_{kind}")(*example, **opened, **settings)
+
+    return make
+
+
+def load(kind, path, **settings):
+    return getattr(runtimes, f"load_{kind}")(path, threads=1, **settings)
+
+
+# ONNX --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "task", ["digits-cnn", "text-gpt", pytest.param("photos-resnet50", marks=BOTH)]
+)
+def test_onnx_predicts_what_the_model_does_at_any_batch_size_and_length(
+    kit, agrees, model, inputs, predicted, write, task
+):
+    """On neutral ground twins agree. A file has all weights, and says what it is."""
+    path = write("onnx", task)
+    predict = load("onnx", path)
+    for size in (1, 3, 64) if task != "photos-resnet50" else (1, 3):
+        x = inputs(task, size)
+        ours, theirs = predict(x), predicted(task, x)
+        assert np.abs(theirs).max() > 0.1
+        assert apart(ours, theirs) < ROUNDED
+        assert (np.argmax(ours, -1) == np.argmax(theirs, -1)).mean() > 0.999
+    outputs = np.asarray(predict(inputs(task, 3)))
+    agrees(task, {"outputs": outputs[:, :5] if task == "text-gpt" else outputs}, 1e-4)
+    assert predict.threads == 1
+    assert [part.name for part in path.parent.iterdir()] == [f"{task}.onnx"]
+    assert predict.metadata == about(task)
+    assert predict.metadata["made_by"] == "twinbench"
+    assert predict.metadata["task"] == task
+    assert len(predict.metadata["weights_sha256"]) == 64
+    assert json.loads(predict.metadata["class_names"]) == class_names(TASKS[task].dataset)
+    assert teaching.farthest(teaching.weights_of(kit, model(task)), start(task)) == 0
+
+
+def test_files_hold_the_operators_of_their_model(inputs, write):
     """And not, say, a training graph: BatchNorm is folded, dropout is gone."""
-    cnn, gpt = (every["tasks"][task] for task in ("digits-cnn", "text-gpt"))
-    assert cnn["operators"]["Conv"] == 4
-    assert not {"BatchNormalization", "Dropout"} & cnn["operators"].keys()
-    assert gpt["operators"]["Softmax"] == 2
-    runs = cnn["optimized"]
-    assert runs != cnn["operators"]
+    path = write("onnx")
+    cnn, runs = (operators.onnx_operators(path, optimized=optimized) for optimized in (False, True))
+    assert cnn["Conv"] == 4
+    assert not {"BatchNormalization", "Dropout"} & cnn.keys()
+    assert operators.onnx_operators(write("onnx", "text-gpt"))["Softmax"] == 2
+    assert runs != cnn
     assert sum(n for name, n in runs.items() if "Conv" in name) == 4
     assert "Relu" not in runs  # it is part of the convolution
-
-
-def test_one_file_with_all_weights_that_says_what_it_is(every):
-    for task, case in every["tasks"].items():
-        assert case["files"] == [f"{task}.onnx"]
-        about = case["metadata"]
-        assert about == case["expected metadata"]
-        assert about["made_by"] == "twinbench"
-        assert about["task"] == task
-        assert len(about["weights_sha256"]) == 64
-        assert json.loads(about["class_names"]) == class_names(TASKS[task].dataset)
-
-
-def test_the_model_is_left_as_it_is(every):
-    assert all(case["kept"] for case in every["tasks"].values())
-    assert all(case["kept"] for case in every["foreign"].values())
-    if every.framework == "pt":  # Two, inside, head, norm (frozen), drop
-        modes = every["foreign"]["two inputs"]["modes"]
-        assert modes == [True, True, True, False, True]
+    assert operators.onnx_integer_layers(path, np.asarray(inputs("digits-cnn", 1))) == {}
 
 
 def test_class_names_are_as_many_as_classes():
@@ -119,8 +173,6 @@ def test_class_names_are_as_many_as_classes():
     with pytest.raises(ValueError, match="photos are the names of its folders"):
         class_names(TASKS["photos"].dataset)
 
-
-# A clean environment ----------------------------------------------------------------------------
 
 CLEAN = """
 import sys
@@ -146,16 +198,14 @@ print(json.dumps(found | {"absent": len(absent), "logits": logits.tolist(), "sha
 """
 
 
-def test_a_file_loads_where_only_onnx_runtime_is(every, folders, tmp_path):
+def test_a_file_loads_where_only_onnx_runtime_is(models, write, tmp_path):
     """An interpreter without site-packages, this project and environment, but two packages."""
     packages = Path(sysconfig.get_paths()["purelib"])
     for name in ("onnxruntime", "numpy", "numpy.libs", "flatbuffers", "google", "packaging"):
         if (packages / name).exists():
             (tmp_path / name).symlink_to(packages / name)
-    path = folders[every.name] / "digits-cnn.onnx"
-    assert every["tasks"]  # the file is there
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", CLEAN, tmp_path, path],
+        [sys.executable, "-I", "-S", "-c", CLEAN, tmp_path, write("onnx")],
         capture_output=True,
         text=True,
         cwd=tmp_path,
@@ -165,301 +215,340 @@ def test_a_file_loads_where_only_onnx_runtime_is(every, folders, tmp_path):
     answer = json.loads(done.stdout.splitlines()[-1])
     assert answer["absent"] == 8
     assert answer["task"] == "digits-cnn"
-    assert answer["shape"] == ([5, 1, 32, 32] if every.framework == "pt" else [5, 32, 32, 1])
-    expected = np.argmax(answer["logits"], -1)
-    assert answer["classes"] == [str(number) for number in expected]
+    assert answer["shape"] == [5, *models.SIDES]
+    assert answer["classes"] == [str(number) for number in np.argmax(answer["logits"], -1)]
     x = np.random.default_rng(0).normal(size=answer["shape"]).astype("float32")
-    np.testing.assert_allclose(answer["logits"], load_onnx(path, threads=1)(x), atol=1e-5)
+    np.testing.assert_allclose(answer["logits"], load("onnx", write("onnx"))(x), atol=1e-5)
 
 
-# OpenVINO and LiteRT ----------------------------------------------------------------------------
+# OpenVINO and LiteRT -----------------------------------------------------------------------------
 
 
-def test_openvino_predicts_what_the_model_does_in_float32(found):
-    case = found["openvino"]
-    assert apart(case["float32"], case["own"]) < ROUNDED
-    assert apart(case["one"], case["own"][:1]) < ROUNDED
-    assert case["says"] == [1, "float32", True]
-    assert case["weights"] >= 0.9 * case["parameters"]  # not rounded to float16 by itself
+@BOTH
+def test_openvino_predicts_what_the_model_does_and_rounds_where_it_is_asked_alone(
+    inputs, predicted, write
+):
+    """It reports nothing to its makers."""
+    path, x = write("openvino"), inputs("digits-cnn", 64)
+    predict, wanted = load("openvino", path), predicted("digits-cnn", x)
+    assert apart(predict(x), wanted) < ROUNDED
+    assert apart(predict(x[:1]), wanted[:1]) < ROUNDED
+    said = predict.threads, predict.precision, predict.metadata
+    assert said == (1, "float32", about("digits-cnn"))
+    parameters = sum(value.nbytes for value in start("digits-cnn").values())
+    assert path.with_suffix(".bin").stat().st_size >= 0.9 * parameters  # not float16 by itself
+    assert operators.openvino_integer_layers(path, np.asarray(x)) == {}
+    assert sys.modules.get("openvino_telemetry") is None
+    if said := workers.raised(load, "openvino", path, precision="bfloat16"):
+        assert "OpenVINO computes in f32 on this CPU" in said
+    else:
+        assert 1e-4 < apart(load("openvino", path, precision="bfloat16")(x), wanted) < 5e-2
 
 
-def test_openvino_takes_bfloat16_where_it_is_asked_for_alone(found):
-    case = found["openvino"]
-    if "no bfloat16" in case:
-        assert "OpenVINO computes in f32 on this CPU" in case["no bfloat16"]
-        return
-    assert 1e-4 < apart(case["bfloat16"], case["own"]) < 5e-2
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_other_runtimes_take_texts_of_any_length(inputs, predicted, write, kind):
+    x = inputs("text-gpt", 3)
+    assert apart(load(kind, write(kind, "text-gpt"))(x), predicted("text-gpt", x)) < ROUNDED
 
 
-def test_other_runtimes_take_texts_of_any_length(found):
-    case = found["text"]
-    runtimes = {"openvino"} | ({"litert"} if found.framework == "tf" else set())
-    assert case.keys() == {"own"} | runtimes
-    for runtime in runtimes:
-        assert apart(case[runtime], case["own"]) < ROUNDED, runtime
+@TF
+@pytest.mark.parametrize(("precision", "bar"), [("float32", ROUNDED), ("float16", 5e-3)])
+def test_tf_litert_predicts_what_the_model_does(inputs, predicted, write, precision, bar):
+    x, path = inputs("digits-cnn", 64), write("litert", precision=precision)
+    predict, wanted = load("litert", path), predicted("digits-cnn", x)
+    assert apart(predict(x), wanted) < bar
+    assert apart(predict(x[:1]), wanted[:1]) < bar
+    assert predict.metadata == about("digits-cnn")
+    if precision == "float16":
+        assert apart(predict(x), wanted) > ROUNDED
+        assert path.stat().st_size < 0.65 * write("litert", precision="float32").stat().st_size
 
 
-def test_openvino_reports_nothing_to_its_makers(found):
-    assert found["openvino"]["reports to its makers"] is False
-
-
-def test_tf_litert_predicts_what_the_model_does(evidence):
-    case = evidence["tf"]["litert"]
-    said = "ValueError: unknown precision 'int4': float32, float16 or int8"
-    assert case["unknown to litert"] == said
-    for precision, bar in (("float32", ROUNDED), ("float16", 5e-3)):
-        assert apart(case[precision], case["own"]) < bar
-        assert apart(case[f"{precision} one"], case["own"][:1]) < bar
-        assert case[f"{precision} says"]
-    assert apart(case["float16"], case["own"]) > ROUNDED
-    assert case["float16 bytes"] < 0.65 * case["float32 bytes"]
-
-
-# int8 -------------------------------------------------------------------------------------------
+# int8 --------------------------------------------------------------------------------------------
 
 LAYERS = 1 + 3 * 3 + 2 + 1  # stem, three blocks, shortcuts, head
 
 
-def test_int8_runs_every_layer_over_integers_and_predicts_nearly_the_same(found):
-    case = found["int8"]
-    runtimes = {"onnx", "openvino"} | ({"litert"} if found.framework == "tf" else set())
-    assert case["files"].keys() == runtimes
-    for runtime, given in case["files"].items():
-        assert sum(given["layers"].values()) == LAYERS, (runtime, given["layers"])
-        assert 1e-3 < apart(given["out"], case["own"]) < 0.1, runtime
-        assert apart(given["one"], given["out"][:1]) < 1e-5, runtime
-        assert given["says"], runtime
-        assert given["share"] < 0.75, runtime  # of the weights in float32; the graph is as large
+@pytest.mark.parametrize("kind", KINDS)
+def test_int8_runs_every_layer_over_integers_and_predicts_nearly_the_same(
+    technique, model, inputs, predicted, tmp_path, kind
+):
+    """It is calibrated with what it then predicts."""
+    task, path = "photos-resnet50", tmp_path / f"file.{SUFFIX[kind]}"
+    x = inputs(task, 16)
+    getattr(technique, f"export_{kind}")(model(task), x, path, about(task), precision="int8")
+    predict = load(kind, path)
+    layers = getattr(operators, f"{kind}_integer_layers")(path, np.asarray(x[:2]))
+    assert sum(layers.values()) == LAYERS, layers
+    assert 1e-3 < apart(predict(x), predicted(task, x)) < 0.1
+    assert apart(predict(x[:1]), np.asarray(predict(x))[:1]) < 1e-5
+    assert predict.metadata == about(task)
+    weighs = path.with_suffix(".bin") if kind == "openvino" else path
+    whole = sum(value.nbytes for value in start(task).values())
+    assert weighs.stat().st_size < 0.75 * whole  # the graph is as large
+
+
+@BOTH
+def test_int8_of_a_fixed_batch(technique, models, framework, model, inputs, predicted, tmp_path):
+    fixed = {"dynamic_batch": False, "precision": "int8"}
+    x, path = inputs("digits-cnn", 16), tmp_path / "file"
+    technique.export_onnx(model("digits-cnn"), x, path, **fixed)
+    assert apart(load("onnx", path)(x), predicted("digits-cnn", x)) < 0.1
+    if framework == "tf":
+        reshaping, x = models.reshaping()
+        technique.export_litert(reshaping, x, path, **fixed)
+        assert apart(load("litert", path)(x), models.numpy(reshaping(x))) < 0.1
 
 
 def test_only_layers_are_counted():
-    found = operators._layers({"Convert": 4, "Convolution": 2, "Add": 3, "FullyConnected": 1})
-    assert found == {"Convolution": 2, "FullyConnected": 1}
+    counted = operators._layers({"Convert": 4, "Convolution": 2, "Add": 3, "FullyConnected": 1})
+    assert counted == {"Convolution": 2, "FullyConnected": 1}
 
 
-def test_float32_files_have_no_layer_over_integers(found):
-    assert found["openvino"]["integer layers"] == {}
-    assert found["tasks"]["digits-cnn"]["integer layers"] == {}
+# Models of foreign construction ------------------------------------------------------------------
 
 
-def test_int8_of_a_fixed_batch(found):
-    case = found["int8"]["fixed batch"]
-    assert apart(case["out"], case["own"]) < 0.1
-    if found.framework == "tf":
-        case = found["int8"]["fixed batch litert"]
-        assert apart(case["out"], case["own"]) < 0.1
+@pytest.mark.parametrize("kind", KINDS)
+def test_inputs_and_outputs_keep_their_names_and_modules_their_modes(
+    technique, models, tmp_path, kind
+):
+    model, path = models.named(), tmp_path / f"file.{SUFFIX[kind]}"
+    modes, example = models.modes(model), models.named_inputs(LEFT[:2], RIGHT[:2])
+    predict = load(kind, getattr(technique, f"export_{kind}")(model, example, path))
+    assert models.modes(model) == modes
+    outputs = predict({"left": LEFT, "right": RIGHT})
+    wanted = models.named_outputs(model, models.named_inputs(LEFT, RIGHT))
+    assert set(predict.inputs) == {"left", "right"}
+    assert outputs.keys() == wanted.keys() == models.NAMED
+    for name, value in wanted.items():
+        assert np.abs(outputs[name] - value).max() < 1e-5, name
+    with pytest.raises(ValueError, match=r"the model takes .*, not left, wrong$"):
+        predict({"left": LEFT, "wrong": RIGHT})
 
 
-def test_int8_refuses_what_it_cannot_be_calibrated_with(found):
-    said = dict(found["int8"]["refusals"])
-    no_layer = said.pop("onnx no layer")
-    assert no_layer == "NotImplementedError: the model has no layer that ONNX Runtime quantizes"
-    assert said.keys() == {
-        f"{runtime} {name}"
-        for runtime in ("onnx", "openvino", *(["litert"] if found.framework == "tf" else []))
-        for name in ("none", "not finite")
+@TF
+@pytest.mark.parametrize("kind", KINDS)
+def test_tf_loops_and_groups_of_keras(technique, models, tmp_path, kind):
+    model, x = models.recurrent(), models.tensor(LEFT[:60].reshape(15, 5, 4))
+    path = tmp_path / f"file.{SUFFIX[kind]}"
+    getattr(technique, f"export_{kind}")(model, x, path, dynamic_batch=False)
+    assert apart(load(kind, path)(x.numpy()), models.numpy(model(x))) < 1e-5
+
+
+@TF
+def test_tf_litert_needs_no_other_runtime(technique, models, tmp_path, monkeypatch):
+    for name in ("onnx", "onnxruntime", "tf2onnx", "tf2onnx.convert", "openvino"):
+        monkeypatch.setitem(sys.modules, name, None)
+    technique.export_litert(models.eigenvalues().inside, models.tensor(LEFT[:, :4]), tmp_path / "x")
+
+
+# Bad input ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_does_not_fit_gets_one_clear_line(models, inputs, predicted, write, kind):
+    predict, x = load(kind, write(kind)), np.asarray(inputs("digits-cnn", 3))
+    takes, given = f"takes float32 (any, {str(models.SIDES)[1:]}", f"(3, {str(models.SIDES)[1:]}"
+    for bad, message in (
+        (x[:, :, 1:], f"{takes}, not float32 {x[:, :, 1:].shape}"),
+        (x[0], f"{takes}, not float32 {models.SIDES}"),
+        (x.astype(np.float64), f"{takes}, not float64 {given}"),
+        ((x, x), "), not 2"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message) + "$") as caught:
+            predict(bad)
+        assert str(caught.value).startswith(("input '", "the model takes 1 inputs ("))
+    wanted = predicted("digits-cnn", inputs("digits-cnn", 3))
+    # It goes on; the same values in another order in memory, and of bytes.
+    for same in (x, np.asfortranarray(x), x.astype(x.dtype.newbyteorder())):
+        assert np.allclose(predict(same), wanted, atol=1e-5)
+
+
+@BOTH
+def test_a_fixed_batch_is_of_one_size(inputs, write):
+    x = np.asarray(inputs("digits-cnn", 3))
+    predict = load("onnx", write("onnx", size=3, dynamic_batch=False))
+    assert len(predict(x)) == 3
+    with pytest.raises(ValueError, match=re.escape("takes float32 (3, ")):
+        predict(x[:2])
+
+
+def damage(path, content):
+    """A file of other content beside the whole one."""
+    other = path.with_name(f"damaged{path.suffix}")
+    other.write_bytes(content)
+    return other
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damaged_and_foreign_files_get_one_clear_line(write, kind):
+    path = write(kind)
+    whole = path.read_bytes()
+    count = getattr(operators, f"{kind}_integer_layers")
+    readers = [functools.partial(load, kind), lambda file: count(file, np.zeros((1, 1), "f4"))]
+    readers += [operators.onnx_operators] if kind == "onnx" else []
+    for content in (whole[: len(whole) // 2], b"", b"not a model " * 99):
+        for read in readers:
+            with pytest.raises(ValueError, match=r"damaged\.") as caught:
+                read(damage(path, content))
+            assert "\n" not in str(caught.value)
+    with pytest.raises(FileNotFoundError, match="no file "):
+        load(kind, path.with_name("nothing"))
+    if kind == "onnx":
+        with pytest.raises(ValueError, match=r"ONNX Runtime can't load .*damaged"):
+            load(kind, damage(path, whole[: len(whole) // 2]), check=False)
+    if kind == "openvino":
+        with pytest.raises(ValueError, match="OpenVINO can't load "):
+            load(kind, damage(path, whole))  # without its weights
+
+
+@TF
+def test_tf_litert_files_are_ours_and_damaged_or_of_others(write):
+    """Their metadata is in an archive behind the model; others have none, or their own."""
+    path = write("litert")
+    whole = path.read_bytes()
+    name = whole.rindex(b"metadata.json")
+    renamed = whole[:name] + b"M" + whole[name + 1 :]
+    for content in (whole[:-10], flipped(whole), renamed):
+        with pytest.raises(ValueError, match="LiteRT can't load ") as caught:
+            load("litert", damage(path, content))
+        assert "\n" not in str(caught.value)
+    other = damage(path, whole[: whole.index(b"PK\x03\x04")])
+    assert load("litert", other).metadata == {}
+    with zipfile.ZipFile(other, "a") as archive:
+        archive.writestr("labels.txt", "cat")
+    assert load("litert", other).metadata == {}
+
+
+@BOTH
+def test_a_missing_package_is_named(technique, models, model, inputs, write, tmp_path, monkeypatch):
+    whole = {kind: write(kind) for kind in ("onnx", "openvino")}
+    example = model("digits-cnn"), inputs("digits-cnn", 3), tmp_path / "file"
+    calls = {
+        "onnxruntime": lambda: load("onnx", whole["onnx"]),
+        "openvino": lambda: load("openvino", whole["openvino"]),
+        "ai_edge_litert.interpreter": lambda: load("litert", tmp_path / "file.tflite"),
+        "onnx": lambda: technique.export_onnx(*example),
+        models.EXPORTER: lambda: technique.export_onnx(*example),
     }
-    for name, line in said.items():
-        wanted = "calibration samples hold" if "finite" in name else "calibration needs samples"
-        assert line.startswith(f"ValueError: {wanted}"), name
+    for module, call in calls.items():
+        package = module.partition(".")[0].replace("_", "-")
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, module, None)
+            message = f"^{package} is not installed: pip install {package}$"
+            with pytest.raises(ModuleNotFoundError, match=message):
+                call()
 
 
-# Models that are not ours -----------------------------------------------------------------------
+def given(make, *shape, **settings):
+    """A refused export of the model that the helpers make of a name, for ones."""
+    x = np.ones(shape or (4, 4), np.float32)
+    return lambda m: (getattr(m, make)(), m.tensor(x)), settings
 
 
-def test_models_that_are_not_ours_in_every_runtime(every):
-    case = every["foreign"]["two inputs"]
-    for runtime in runtimes_of(every):
-        for size, given in case[runtime].items():
-            for ours, theirs in zip(given, case["own"], strict=True):
-                assert apart(ours, theirs[: int(size)]) < 1e-5, (runtime, size)
+def misfit(models):
+    """A model that takes other images."""
+    sides = [side if side > 1 else 3 for side in models.SIDES]
+    return "digits-cnn", models.tensor(np.zeros((2, *sides), np.float32))
 
 
-def test_twins_agree_on_a_model_that_is_not_ours(evidence):
-    pt, *others = (evidence[name]["foreign"]["two inputs"]["onnx"]["64"] for name in WORKERS)
-    assert all(
-        apart(ours, theirs) < 1e-5 for o in others for ours, theirs in zip(o, pt, strict=True)
-    )
+INT8 = {"precision": "int8"}
+OPEN = {"dynamic_sequence": True}
+NONE, HOLED = np.ones((0, 4), np.float32), np.full((4, 4), np.nan, np.float32)
+BRANCHES = "the model branches on a size that is open: a file gives something else at "
+OTHER = "the file does not give what the model gives: its"
+TIME = "LiteRT's loops over time"
+UNKNOWN = "unknown precision 'int4': float32"
 
 
-def runtimes_of(found):
-    return ("onnx", "openvino", *(["litert"] if found.framework == "tf" else []))
+def windowed(length):
+    x = np.random.default_rng(length).normal(size=(2, length, 4)).astype(np.float32)
+    return lambda m: (m.built(m.Function(m.window), m.tensor(x)), m.tensor(x))
 
 
-def test_eleven_outputs_come_in_the_model_s_order(found):
-    """As text, output_10 comes before output_2."""
-    for kind in runtimes_of(found):
-        case = found["names"][f"eleven {kind}"]
-        assert case["outputs"] == "tuple"
-        assert case["apart"] < 1e-5, kind
+def of(make):
+    """A model that the helpers make of a name, and its inputs."""
+    return lambda m: getattr(m, make)()
 
 
-def test_inputs_and_outputs_keep_their_names(found):
-    """A dict in; a dataclass out (PyTorch), a dict out and adapted statistics in it (Keras)."""
-    outputs = {"pt": ["logits", "inside.z", "inside.a"], "tf": ["logits", "inside"]}
-    for kind in runtimes_of(found):
-        case = found["names"][f"named {kind}"]
-        assert set(case["inputs"]) == {"left", "right"}
-        assert set(case["outputs"]) == set(outputs[found.framework])
-        assert case["apart"] < 1e-5, kind
-        said = found["names"][f"misnamed {kind}"]
-        assert said.startswith("ValueError: the model takes ")
-        assert said.endswith(", not left, wrong")
+def sequence(m):
+    return m.recurrent(), m.tensor(LEFT[:60].reshape(15, 5, 4))
 
 
-def test_a_file_is_compared_with_its_model_before_it_is_written(found, folders):
-    said = found["names"]["random"]
-    assert said.startswith("NotImplementedError: the file does not give what the model gives: its")
-    assert said.endswith("from the model's")
-    assert not list(folders[found.name].glob("refused-*"))
-    assert found["names"]["no folder"].startswith("FileNotFoundError: no folder ")
-
-
-def test_what_has_no_tensors_is_refused(found):
-    if found.framework == "pt":
-        assert found["names"]["object"] == (
-            "NotImplementedError: a file's outputs are tensors, not str"
+ALL = ("onnx", "openvino", "litert")
+REFUSALS = [  # kinds, what is given, settings, what is said
+    (ALL, lambda m: (m.eigenvalues(), m.tensor(NONE)), INT8, "calibration needs samples"),
+    (ALL, lambda m: (m.eigenvalues(), m.tensor(HOLED)), INT8, "calibration samples hold"),
+    (ALL, *given("eigenvalues", precision="int4"), UNKNOWN),
+    (["onnx"], *given("nothing", 4, 3, **INT8), "the model has no layer that ONNX Runtime quanti"),
+    (["onnx"], *given("random", 64, 5), OTHER),
+    (ALL, *given("eigenvalues"), "(?i)eig"),
+    (ALL, misfit, {}, ""),
+    (["onnx"], of("words"), {}, "a file's outputs are tensors, not str|are texts"),
+    pytest.param(("onnx", "openvino"), *given("branch"), "data-dependent", marks=PT),
+    pytest.param(["onnx"], windowed(6), OPEN, re.escape(f"{BRANCHES}(2, 9, 4)"), marks=PT),
+    pytest.param(["openvino"], windowed(12), OPEN, re.escape(f"{BRANCHES}(2, 8, 4)"), marks=PT),
+    pytest.param(["onnx"], windowed(6), OPEN, "the file does not give what the", marks=TF),
+    pytest.param(["onnx"], of("words"), INT8, "are texts", marks=TF),
+    pytest.param(["onnx"], *given("unbuilt"), "the model has no variables yet", marks=TF),
+    pytest.param(["litert"], sequence, {}, f"{TIME}.*dynamic_batch=False$", marks=TF),
+    pytest.param(
+        ["litert"],
+        sequence,
+        INT8 | {"dynamic_batch": False},
+        rf"{TIME} \(LSTM, GRU\) can't be in int8$",
+        marks=TF,
+    ),
+    *(
+        pytest.param(["onnx"], of(make), {"dynamic_batch": False}, message, marks=TF)
+        for make, message in (
+            ("lookup", "the model looks values up in"),
+            ("stateful", "kept would lose the state"),
         )
-        return
-    assert "are texts" in found["names"]["text"]
-    assert found["names"]["text"].startswith("NotImplementedError: ")
-    assert found["names"]["text int8"] == found["names"]["text"]
+    ),
+]
 
 
-def test_tf_loops_and_groups_of_keras(evidence):
-    found = evidence["tf"]
-    for kind in runtimes_of(found):
-        assert found["names"][f"lstm {kind}"]["apart"] < 1e-5, kind
-    said = found["names"]["open loop"]
-    assert said.startswith("NotImplementedError: LiteRT's loops over time")
-    assert said.endswith("dynamic_batch=False")
-    said = found["names"]["loop in int8"]
-    assert said == "NotImplementedError: LiteRT's loops over time (LSTM, GRU) can't be in int8"
+@BOTH
+@pytest.mark.parametrize(("kinds", "make", "settings", "message"), REFUSALS)
+def test_a_refusal_says_why_and_leaves_no_file(
+    technique, models, model, tmp_path, kinds, make, settings, message
+):
+    source, x = make(models)
+    source = model(source) if isinstance(source, str) else source
+    for kind in set(kinds) & set(models.KINDS):
+        path = tmp_path / f"refused.{SUFFIX[kind]}"
+        with pytest.raises((ValueError, NotImplementedError), match=message) as caught:
+            getattr(technique, f"export_{kind}")(source, x, path, **settings)
+        assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_tf_litert_needs_no_other_runtime(evidence):
-    assert evidence["tf"]["names"]["litert alone"] is None
+@PT
+def test_pt_a_branch_that_computes_the_same_on_both_sides_is_taken(technique, models, tmp_path):
+    x = models.tensor(np.ones((2, 5, 4), np.float32))
+    technique.export_onnx(models.Function(models.same_on_both_sides), x, tmp_path / "file", **OPEN)
 
 
-# Bad input --------------------------------------------------------------------------------------
-
-SIDES = {"pt": "(any, 1, 32, 32)", "tf": "(any, 32, 32, 1)"}
-
-
-def test_what_does_not_fit_gets_one_clear_line(found):
-    refusals, takes = found["refusals"], SIDES[found.framework]
-    given = {"pt": "(3, 1, 32, 32)", "tf": "(3, 32, 32, 1)"}[found.framework]
-    smaller = {"pt": "(3, 1, 31, 32)", "tf": "(3, 32, 31, 1)"}[found.framework]
-    for runtime in ("onnx", "openvino", *(["litert"] if found.framework == "tf" else [])):
-        shape, rank = refusals[f"{runtime} shape"], refusals[f"{runtime} rank"]
-        assert shape.startswith("ValueError: input '")
-        assert shape.endswith(f"takes float32 {takes}, not float32 {smaller}")
-        assert rank.endswith(f"takes float32 {takes}, not float32 {given.replace('3, ', '', 1)}")
-        assert refusals[f"{runtime} dtype"].endswith(f"takes float32 {takes}, not float64 {given}")
-        assert refusals[f"{runtime} number"].startswith("ValueError: the model takes 1 inputs (")
-        assert refusals[f"{runtime} number"].endswith("), not 2")
-        assert refusals[f"{runtime} after"] is True
-        assert refusals[f"{runtime} layout"] is True
-        assert refusals[f"{runtime} byte order"] is True
-    assert "takes float32 (3, " in refusals["other batch"]
-    assert refusals["the batch"] is True
-
-
-def test_damaged_and_foreign_files_get_one_clear_line(found):
-    refusals = found["refusals"]
-    for runtime in ("onnx", "openvino", *(["litert"] if found.framework == "tf" else [])):
-        for kind in ("half", "empty", "text"):
-            said = refusals[f"{runtime} {kind}"]
-            assert said is not None, (runtime, kind)
-            assert said.startswith("ValueError: ")
-            assert "damaged." in said
-            assert "\n" not in said
-            counted = refusals[f"{runtime} {kind} counted"]
-            assert counted.startswith("ValueError: ")
-            assert "damaged." in counted
-            assert "\n" not in counted
-            assert refusals[f"operators {kind}"].startswith("ValueError: ")
-        assert refusals[f"{runtime} gone"].startswith("FileNotFoundError: no file ")
-    assert "unchecked.onnx" in refusals["onnx unchecked"]
-    assert refusals["onnx unchecked"].startswith("ValueError: ONNX Runtime can't load ")
-    assert refusals["openvino without weights"].startswith("ValueError: OpenVINO can't load ")
-
-
-def test_tf_litert_files_are_ours_and_damaged_or_of_others(evidence):
-    refusals = evidence["tf"]["refusals"]
-    for kind in ("tail", "flipped", "renamed"):
-        said = refusals[f"litert {kind}"]
-        assert said is not None, kind
-        assert said.startswith("ValueError: LiteRT can't load "), said
-        assert "\n" not in said
-    assert refusals["litert of others"] == [{}, {}]
-
-
-def test_a_missing_package_is_named(found):
-    names = {"onnxruntime": "onnxruntime", "onnx": "onnx", "openvino": "openvino"}
-    names["ai_edge_litert.interpreter"] = "ai-edge-litert"
-    names |= {"pt": {"onnxscript": "onnxscript"}, "tf": {"tf2onnx.convert": "tf2onnx"}}[
-        found.framework
-    ]
-    for module, package in names.items():
-        said = found["refusals"][f"without {module}"]
-        assert said == f"ModuleNotFoundError: {package} is not installed: pip install {package}"
-
-
-def test_an_operator_that_the_format_lacks_is_named(found):
-    refusals = found["refusals"]
-    kinds = {"pt": ("onnx", "xml"), "tf": ("onnx", "xml", "tflite")}[found.framework]
-    for kind in kinds:
-        said = refusals[f"operator {kind}"]
-        assert said.startswith("NotImplementedError: "), kind
-        assert "eig" in said.lower()
-        assert "\n" not in said
-        misfit = refusals[f"misfit {kind}"]
-        assert misfit.startswith(("NotImplementedError: ", "ValueError: ")), kind
-        assert "\n" not in misfit
-    if found.framework == "pt":
-        assert "data-dependent" in refusals["branch onnx"]
-        assert "data-dependent" in refusals["branch xml"]
-    else:
-        assert refusals["unbuilt"].startswith("ValueError: the model has no variables yet")
-
-
-def test_a_branch_on_an_open_size_is_seen(found):
-    refusals = found["refusals"]
-    if found.framework == "tf":
-        assert refusals["lookup"].startswith("NotImplementedError: the model looks values up in")
-        assert refusals["stateful"].startswith("NotImplementedError: kept would lose the state")
-        assert refusals["window"].startswith("NotImplementedError: the file does not give what the")
-        return
-    branches = "NotImplementedError: the model branches on a size that is open: a file gives "
-    assert refusals["window of 6 onnx"] == branches + "something else at (2, 9, 4)"
-    assert refusals["window of 12 xml"] == branches + "something else at (2, 8, 4)"
-    assert refusals["same on both sides"] is None
-
-
-def test_no_refused_file_is_left(found, folders):
-    assert found["refusals"]
-    assert not list(folders[found.name].glob("refused*"))
-
-
-def test_settings_and_machines_that_lack_something(found):
-    refusals = found["refusals"]
-    for runtime in ("onnx", "openvino"):
-        said = found["litert"][f"unknown to {runtime}"]
-        assert said == "ValueError: unknown precision 'int4': float32 or int8"
-    assert refusals["precision"] == "ValueError: unknown precision 'int8': float32 or bfloat16"
-    assert refusals["tensorrt"].startswith("NotImplementedError: this ONNX Runtime has no TensorRT")
-
-
-# The benchmark ----------------------------------------------------------------------------------
+@BOTH
+def test_settings_and_machines_that_lack_something(technique, models, write, tmp_path):
+    with pytest.raises(FileNotFoundError, match="no folder "):
+        technique.export_onnx(*given("nothing", 4, 3)[0](models), tmp_path / "nowhere" / "file")
+    with pytest.raises(ValueError, match="unknown precision 'int8': float32 or bfloat16"):
+        load("openvino", write("openvino"), precision="int8")
+    with pytest.raises(NotImplementedError, match="this ONNX Runtime has no TensorRT"):
+        load("tensorrt", write("onnx"))
 
 
 def test_complex_outputs_are_compared_in_both_of_their_parts():
     wanted = [np.array([1 + 1j])]
     for value, said in ((1 + 1j, None), (1 + 2j, "its output is 70.7% from the model's")):
-        run = predictor([], ["output"], lambda arrays, value=value: [np.array([value])])
+        run = runtimes.predictor([], ["output"], lambda arrays, value=value: [np.array([value])])
         with nullcontext() if said is None else pytest.raises(ValueError, match=said):
-            check_same(run, [((), wanted)], bound=1e-3)
+            runtimes.check_same(run, [((), wanted)], bound=1e-3)
+
+
+# The benchmark -----------------------------------------------------------------------------------
 
 
 def test_what_pytorch_lacks_is_said_before_anything_is_made():
