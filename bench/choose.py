@@ -79,10 +79,10 @@ def main(arguments: list[str] | None = None) -> int:
         known = sorted({case.task for case in record.cases})
         if given.task and given.task not in known:
             raise ValueError(f"--task: the run has no {given.task!r}; it has {', '.join(known)}")
-        found = advise(record, given.goal, limits, given.task)
+        answers = advise(record, given.goal, limits, given.task)
         for warning in warnings(record):
             print("\n".join(wrap(plain(warning), 80)), file=sys.stderr)
-        print("\n".join(text(found, 80, every=given.all)))
+        print("\n".join(text(answers, 80, every=given.all)))
     except ValueError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2

@@ -342,13 +342,13 @@ def render_many(runs: list[Record], *, every: bool, markdown: bool) -> str:
     return _rendered(said + _unfinished(named), many(runs, every=every), markdown)
 
 
-def _rendered(said: list[str], parts: list[Table], markdown: bool) -> str:
+def _rendered(intro: list[str], parts: list[Table], markdown: bool) -> str:
     if markdown:
-        lines = ["# What changed", *said]
+        lines = ["# What changed", *intro]
         for table in parts:
             lines += [f"## {table.title}", markdown_table(table).strip("\n")]
         return "\n\n".join(lines) + "\n"
-    lines = [line for text in said for line in wrap(plain(text), WIDTH)]
+    lines = [line for text in intro for line in wrap(plain(text), WIDTH)]
     for table in parts:
         lines += ["", *grid(table, WIDTH)]
     return "\n".join(lines) + "\n"

@@ -52,10 +52,10 @@ def read(path: Path) -> ast.Module:
 
 def check_make(path: Path) -> None:
     """Raise ValueError where a file has no `make`, before it is run: it may train for hours."""
-    found = names(read(path).body)
-    if found & {"make", "*"}:
+    defined = names(read(path).body)
+    if defined & {"make", "*"}:
         return
-    if found & set(MAKERS.values()):
+    if defined & set(MAKERS.values()):
         raise ValueError(
             f"{path} is a file for twinbench try, which diagnoses its step, too: "
             f"twinbench try {shlex.quote(str(path))} --technique bottleneck"
@@ -74,16 +74,16 @@ def framework_of(path: Path, asked: str | None = None) -> str:
         if isinstance(node, (ast.Import, ast.ImportFrom))
         for alias in node.names
     }
-    found = {MODULES[name] for name in imported if name in MODULES}
-    if asked and (asked in found or not found):
+    frameworks = {MODULES[name] for name in imported if name in MODULES}
+    if asked and (asked in frameworks or not frameworks):
         return asked
-    if len(found) != 1:
-        said = "both torch and tensorflow" if found else "neither torch nor tensorflow"
+    if len(frameworks) != 1:
+        said = "both torch and tensorflow" if frameworks else "neither torch nor tensorflow"
         raise ValueError(f"{path} imports {said}: say which with --framework")
-    (own,) = found
+    (framework,) = frameworks
     if asked:
-        raise ValueError(f"{path} is of {FRAMEWORKS[own]} alone: leave --framework out")
-    return own
+        raise ValueError(f"{path} is of {FRAMEWORKS[framework]} alone: leave --framework out")
+    return framework
 
 
 def newest() -> dict[str, Record]:
@@ -153,12 +153,13 @@ def diagnosed(framework: str, given: argparse.Namespace) -> dict:
     raise ValueError(f"{given.what} ended by itself, before its step was measured: let it return")
 
 
-def text(framework: str, found: dict, records: dict[str, Record]) -> list[str]:
+def text(framework: str, diagnosis: dict, records: dict[str, Record]) -> list[str]:
     """The verdict, its evidence and the remedies, as lines of 80 columns."""
-    name = found["bottleneck"]
-    verdict = "healthy, bound by its arithmetic" if found["healthy"] else f"held back by {name}"
-    lines = [f"{FRAMEWORKS[framework]}: {verdict}", *(f"  {line}" for line in found["evidence"])]
-    cost = max(0.0, found["breakdown"]["cost"])  # on a busy machine it drowns in the noise
+    name = diagnosis["bottleneck"]
+    verdict = "healthy, bound by its arithmetic" if diagnosis["healthy"] else f"held back by {name}"
+    lines = [f"{FRAMEWORKS[framework]}: {verdict}"]
+    lines += [f"  {line}" for line in diagnosis["evidence"]]
+    cost = max(0.0, diagnosis["breakdown"]["cost"])  # on a busy machine it drowns in the noise
     lines.append(f"  the profiler cost {cost:.1%} of the step, taken away from these shares")
     place, help_ = ", ".join(records) or "no record", known(records, framework, name)
     if help_:
@@ -201,17 +202,17 @@ def main(arguments: list[str] | None = None) -> int:
         if of_file:
             sides = [framework_of(Path(given.what), given.framework)]
         records = {_shown(place): load(place) for place in given.record or ()} or newest()
-        found = {side: diagnosed(side, given) for side in sides}
+        diagnoses = {side: diagnosed(side, given) for side in sides}
     except ValueError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     if given.json:
         told = {
             side: one | {"remedies": list(map(as_json, known(records, side, one["bottleneck"])))}
-            for side, one in found.items()
+            for side, one in diagnoses.items()
         }
         print(json.dumps(told))
         return 0
-    for side, one in found.items():
+    for side, one in diagnoses.items():
         print("\n".join(text(side, one, records)))
     return 0

@@ -54,45 +54,45 @@ def code_lines(source: str) -> int:
 
 def _docstrings(tree: ast.Module) -> set[int]:
     kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    found: set[int] = set()
+    lines: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, kinds) and ast.get_docstring(node) is not None:
-            found.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
-    return found
+            lines.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    return lines
 
 
 def packages(source: str) -> set[str]:
     """What a file imports, wherever in it, beside Python's own modules, the framework and ours."""
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
+            names.add(node.module)
         elif isinstance(node, ast.Call) and ast.unparse(node.func) == "runtimes.openvino_package":
-            found.add("openvino")
+            names.add("openvino")
         elif isinstance(node, ast.Call) and ast.unparse(node.func) == "runtimes.package":
-            found |= {each.value for each in node.args[:1] if isinstance(each, ast.Constant)}
-    return {name.split(".")[0] for name in found} - OWN - sys.stdlib_module_names
+            names |= {each.value for each in node.args[:1] if isinstance(each, ast.Constant)}
+    return {name.split(".")[0] for name in names} - OWN - sys.stdlib_module_names
 
 
 def costs(models: dict[str, Any] | None) -> dict[tuple[str, str], Cost]:
     """Of every technique in each framework; `models`: the record of the zoo, where there is one."""
-    found = {}
+    by_technique = {}
     for technique, family in families().items():
         for framework in ("pt", "tf"):
-            own = f"{framework}_impl/{family}/{technique}.py"
-            if not (ROOT / own).is_file():  # a name of older records
+            place = f"{framework}_impl/{family}/{technique}.py"
+            if not (ROOT / place).is_file():  # a name of older records
                 continue
-            files = [_file(each) for each in (own, *needed(own))]
+            files = [_file(each) for each in (place, *needed(place))]
             cells = (models or {}).get("cells", {}).get(framework, {}).get(technique, {})
-            found[technique, framework] = Cost(
+            by_technique[technique, framework] = Cost(
                 sum(lines for lines, _ in files),
                 tuple(sorted(set().union(*(imported for _, imported in files)))),
                 sum(_refuses(cell) for cell in cells.values()) if cells else None,
                 len(cells) or None,
             )
-    return found
+    return by_technique
 
 
 @cache
@@ -112,12 +112,12 @@ def read_models(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        found = json.loads(path.read_text("utf-8"))
+        record = json.loads(path.read_text("utf-8"))
     except ValueError:
         raise ValueError(f"{path}: not JSON, or cut off before its end") from None
-    if not isinstance(found, dict) or not isinstance(found.get("cells"), dict):
+    if not isinstance(record, dict) or not isinstance(record.get("cells"), dict):
         raise ValueError(f"{path}: no record of models (no cells)")
-    return found
+    return record
 
 
 # The command -------------------------------------------------------------------------------------
@@ -133,13 +133,13 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         record = load(given.path)
-        found = priorities(record, costs(read_models(MODELS)))
-        if not found:
+        ranked = priorities(record, costs(read_models(MODELS)))
+        if not ranked:
             raise ValueError(f"{given.path}: no row ran that is no baseline")
         if given.check or given.write:
             place = shlex.quote(given.path.as_posix())
-            return put(PAGE, page(record, found, place), place, check=given.check)
-        print("\n".join(text(record, found)))
+            return put(PAGE, page(record, ranked, place), place, check=given.check)
+        print("\n".join(text(record, ranked)))
     except ValueError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2

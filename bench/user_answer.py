@@ -75,29 +75,29 @@ def read(folder: Path) -> str:
 def _head(model: UserModel) -> str:
     side = model.about["sides"][model.sides[0]]
     count = sum(prod(shape) for _, shape in side["parameters"])
-    said = f"{model.file.path.name}: {count:,} parameters, batch {model.about['batch_size']}"
+    head = f"{model.file.path.name}: {count:,} parameters, batch {model.about['batch_size']}"
     if len(model.sides) < 2:
-        return said
+        return head
     if model.about["paired"]:
-        return f"{said}; the frameworks start from equal weights"
+        return f"{head}; the frameworks start from equal weights"
     why = "No copy_weights"
     if "copy_weights" in model.file.functions:
         why = "copy_weights was not run, since PyTorch's Python has no TensorFlow"
     alone = "each framework is compared with its own baseline alone, and not with the other."
-    return "\n".join([said, *wrap(f"{why}: {alone}", WIDTH)])
+    return "\n".join([head, *wrap(f"{why}: {alone}", WIDTH)])
 
 
 def _own_steps(model: UserModel) -> list[str]:
     """That a step which a model brings was not measured, and what was."""
-    said = []
+    lines = []
     for side in model.sides:
         if name := model.about["sides"][side]["own_step"]:
-            said += wrap(
+            lines += wrap(
                 f"{FRAMEWORKS[side]}: the model's own {name} is not used; a step is loss_fn of its "
                 "output, the gradients and the optimizer.",
                 WIDTH,
             )
-    return said
+    return lines
 
 
 def _breakdown(record: Record, side: str) -> list[str]:

@@ -135,36 +135,36 @@ def _check(
     say: Callable[[str], None],
 ) -> dict:
     """What `about.json` says: of each side, and of both."""
-    found, missing = {}, {}
+    checked, missing = {}, {}
     paired = len(sides) > 1 and "copy_weights" in file.functions
     pairs: dict[str, str] = {}
     for side in sides:
         try:
-            if paired and side == "tf" and "pt" in found:
+            if paired and side == "tf" and "pt" in checked:
                 say("copying PyTorch's weights into TensorFlow's model")
                 copied = _copied(processes, file, folder)
                 if copied is None:
                     paired = False
                     say("PyTorch's Python has no TensorFlow: its weights can't be copied")
                 else:
-                    pairs[copied["weights_sha256"]] = found["pt"]["weights_sha256"]
+                    pairs[copied["weights_sha256"]] = checked["pt"]["weights_sha256"]
             say(f"a few steps in {FRAMEWORKS[side].title}")
-            found[side] = _ask(processes, file, side, "check", folder)
+            checked[side] = _ask(processes, file, side, "check", folder)
         except _Missing as error:
             missing[side] = str(error)
-    if not found:
+    if not checked:
         side, reason = next(iter(missing.items()))
         raise BadFile(
             f"{FRAMEWORKS[side].title} could not be started ({reason}); install it with: "
             f"{FRAMEWORKS[side].install}"
         )
-    sizes = {side: one["batch_size"] for side, one in found.items()}
+    sizes = {side: one["batch_size"] for side, one in checked.items()}
     if len(set(sizes.values())) > 1:
         raise BadFile(
             f"batches are of {' and '.join(map(str, sizes.values()))} samples: make them equal"
         )
-    labels = {one["labels_sha256"] for one in found.values()}
-    paired = paired and len(found) > 1
+    labels = {one["labels_sha256"] for one in checked.values()}
+    paired = paired and len(checked) > 1
     if paired and len(labels) > 1:
         raise BadFile("batch gives the frameworks other targets: twins need the same")
     return {
@@ -176,10 +176,10 @@ def _check(
         "pairs": pairs,
         "missing": missing,
         "evaluates": "evaluate" in file.functions,
-        "margin": next(iter(found.values()))["margin"],
-        "train_steps": next(iter(found.values()))["train_steps"],
-        "parity": max(LEAST_PARITY, *(SCATTER * one["scatter"] for one in found.values())),
-        "sides": found,
+        "margin": next(iter(checked.values()))["margin"],
+        "train_steps": next(iter(checked.values()))["train_steps"],
+        "parity": max(LEAST_PARITY, *(SCATTER * one["scatter"] for one in checked.values())),
+        "sides": checked,
     }
 
 
@@ -219,27 +219,27 @@ def _ask(processes: Processes, file: File, side: str, op: str, folder: Path) -> 
     except Unsupported as error:
         raise BadFile(f"{file.path.name}: {error}") from None
     except Failed as error:
-        said = str(error).removeprefix("BadFile: ")
+        reason = str(error).removeprefix("BadFile: ")
         if guard and guard.ended:
-            said = (
+            reason = (
                 f"a step needs more memory than the {guard.most / 1e9:.1f} GB that are free: give "
                 "batch a smaller default size"
             )
-        elif said == TIMED_OUT.format(op, processes.limits.request):
-            said += ": its steps are slow; give batch a smaller default size"
+        elif reason == TIMED_OUT.format(op, processes.limits.request):
+            reason += ": its steps are slow; give batch a smaller default size"
         name = f"{file.path.name}:"
-        raise BadFile(said if said.startswith(name) else f"{name} {said}") from None
+        raise BadFile(reason if reason.startswith(name) else f"{name} {reason}") from None
     finally:
         worker.stop(kill=True)
 
 
-def _with_log(said: str, logs: Path) -> str:
+def _with_log(reason: str, logs: Path) -> str:
     """The last line of a log in the place of its name: it is deleted with the check."""
-    if not (named := re.search(r"\(see (.+\.log)\)", said)):
-        return said
+    if not (named := re.search(r"\(see (.+\.log)\)", reason)):
+        return reason
     path = logs / named[1]
     lines = path.read_text("utf-8", "replace").strip().splitlines() if path.is_file() else []
-    return said.replace(named[0], f"({lines[-1]})" if lines else "").strip()
+    return reason.replace(named[0], f"({lines[-1]})" if lines else "").strip()
 
 
 class _Guard:

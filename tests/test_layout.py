@@ -88,7 +88,8 @@ OF_THE_KIT = {
 RUNTIMES = {"onnx", "onnxruntime", "onnxscript", "tf2onnx", "openvino", "ai_edge_litert"}
 # Names that say nothing, how many lines they may live, and where none lives longer.
 VAGUE, MOST_LINES_OF_A_VAGUE_NAME = {"found", "own", "each", "said"}, 3
-CLEAR = ("bench/validation", "bench/network", "shared")
+CLEAR = ("shared", "bench/validation", "bench/network", "bench/ladders", "bench/probes")
+CLEAR += ("bench/docs", *(f"bench/{family}" for family in FAMILIES))
 
 
 # Checks: each yields what is wrong in the tree below `root` ---------------------------------------

@@ -99,8 +99,8 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     if not work.settings:
         return evidence, None
     alpha = work.settings["alpha"]
-    found = gradient(prepare, impl, work, batch)
-    evidence["norm_of_step"] = norm(found)
+    measured = gradient(prepare, impl, work, batch)
+    evidence["norm_of_step"] = norm(measured)
     wanted = labels
     if alpha:
         only = replace(work, settings=work.settings | {"alpha": 1.0})
@@ -112,7 +112,7 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
         if not evidence["teacher_to_labels"] > MOST_APART:
             return evidence, "the teacher's gradient is that of the labels"
         wanted = {n: alpha * soft[n] + (1 - alpha) * labels[n] for n in labels}
-    evidence["step_to_sum"] = _apart(found, wanted)
+    evidence["step_to_sum"] = _apart(measured, wanted)
     if not evidence["step_to_sum"] < MOST_APART:
         return evidence, "the step's gradient is not the weighted sum of labels and teacher"
     return evidence, None

@@ -175,11 +175,11 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
             return evidence, "LiteRT's own kernels run some of it, not XNNPACK's"
     if work.task is teacher.TASK:
         evidence["measured"] = _of_teacher(impl, work, prepared.read)
-    found = sum(number for name, number in ran.items() if KERNELS.search(name))
+    layers = sum(number for name, number in ran.items() if KERNELS.search(name))
     kernels = sum(name.endswith(".kernel") for name in work.weights)
     if "int8" not in work.variant:
-        return evidence, f"{found} layers ran over integers" if ran else None
+        return evidence, f"{layers} layers ran over integers" if ran else None
     if work.variant == "dynamic_int8" or work.task.model.from_file:
-        return evidence, None if found else "no layer ran over integers"
-    reason = None if found == kernels else f"{found} of {kernels} layers ran over integers"
+        return evidence, None if layers else "no layer ran over integers"
+    reason = None if layers == kernels else f"{layers} of {kernels} layers ran over integers"
     return evidence, reason

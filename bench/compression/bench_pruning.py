@@ -156,7 +156,7 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     weights = impl.kit.models.export_weights(impl.compression.pruning.finalize_pruning(model))
     end = _zeros(weights)
     size = model_size(work.task.model, weights)
-    found = {"zeros_so_far": now, "zeros_at_the_end": end, "measured": size}
+    evidence = {"zeros_so_far": now, "zeros_at_the_end": end, "measured": size}
     wanted, least = share_of_pruned(work), work.settings.get("min_weights", 0)
     sizes = {name: weights[name].size for name in end}
     total = sum(sizes.values())
@@ -168,10 +168,10 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
         if abs(share - wanted * (sizes.get(name, total) >= least)) > 1 / sizes.get(name, total)
     ]
     if wrong:
-        return found, f"not {wanted:.0%} of zeros where they should be: {', '.join(wrong)}"
+        return evidence, f"not {wanted:.0%} of zeros where they should be: {', '.join(wrong)}"
     if wanted and not any(now.values()):
-        return found, "nothing was pruned in the steps that were timed"
-    return found, None
+        return evidence, "nothing was pruned in the steps that were timed"
+    return evidence, None
 
 
 def _zeros(weights: dict) -> dict[str, float]:

@@ -178,19 +178,19 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
 
 
 def _judge_step(work: Work, fake: dict[str, int]) -> tuple[dict, str | None]:
-    found = {"fake_quantizers": fake}
+    evidence = {"fake_quantizers": fake}
     if not work.settings:
-        return found, "the step rounds" if fake else None
-    return found, None if fake else "the step has no fake quantization"
+        return evidence, "the step rounds" if fake else None
+    return evidence, None if fake else "the step has no fake quantization"
 
 
 def _judge_file(work: Work, operators: dict[str, int]) -> tuple[dict, str | None]:
-    found = {"operators": operators}
+    evidence = {"operators": operators}
     if not work.settings:
-        return found, "products ran on integers" if operators else None
+        return evidence, "products ran on integers" if operators else None
     ran = sum(operators.values())
     kernels = sum(name.endswith(".kernel") for name in work.weights)
-    return found, None if ran == kernels else f"{ran} of {kernels} products ran on integers"
+    return evidence, None if ran == kernels else f"{ran} of {kernels} products ran on integers"
 
 
 def _fake_quantizers(impl, prepared: Prepared, batch) -> dict[str, int]:

@@ -90,17 +90,17 @@ def _example(work: Work) -> tuple:
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
     """The model has the parameters of a network with so many channels; of a user's file, fewer."""
     if work.task.model.from_file:
-        whole, found = (
+        whole, left = (
             impl.kit.models.parameter_count(model)
             for model in (impl.kit.models.build(work.task.model, work.weights), prepared.model)
         )
-        evidence = {"parameters": found, "parameters_before": whole}
-        applied = found < whole if work.settings else found == whole
-        return evidence, None if applied else f"the model has {found} parameters of {whole}"
+        evidence = {"parameters": left, "parameters_before": whole}
+        applied = left < whole if work.settings else left == whole
+        return evidence, None if applied else f"the model has {left} parameters of {whole}"
     spec = smaller(work.task.model, work.settings.get("share", 0.0))
-    expected, found = parameter_count(spec), impl.kit.models.parameter_count(prepared.model)
+    expected, left = parameter_count(spec), impl.kit.models.parameter_count(prepared.model)
     evidence = {"channels": [filters for filters, _ in spec.convolutions]}
-    reason = None if found == expected else f"the model has {found} parameters, not {expected}"
+    reason = None if left == expected else f"the model has {left} parameters, not {expected}"
     return evidence, reason
 
 

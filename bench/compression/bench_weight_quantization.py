@@ -81,10 +81,10 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     held, read = integers.tensor_bytes(path), integers.integer_bytes_read(path, batch[0])
     evidence = {"bytes_by_dtype": held, "integer_bytes_read": read}
     evidence["int8_operators"] = integers.integer_operators(prepared.predict, path, batch[0])
-    found = held.get("int8", 0) + held.get("uint8", 0)
+    size = held.get("int8", 0) + held.get("uint8", 0)
     if work.variant == "fp32":
-        return evidence, "it holds integers" if found or read else None
-    if not found:
+        return evidence, "it holds integers" if size or read else None
+    if not size:
         return evidence, "no weight is held in integers"
     bits = {"int8_weights": 8, "int4_weights": 4}[work.variant]
     shapes = [value.shape for name, value in work.weights.items() if name.endswith(".kernel")]
@@ -92,9 +92,9 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
         shapes = [(rows, columns) for rows, columns in shapes if not rows % 32 and not columns % 16]
     sizes = [rows * columns for rows, columns in shapes]
     wanted = sum(sizes) * bits // 8
-    if found < wanted:
-        return evidence, f"{found} bytes are integers, not {wanted} or more"
-    wanted = sum(size for size in sizes if 4 * size > FOLDED) * bits // 8
+    if size < wanted:
+        return evidence, f"{size} bytes are integers, not {wanted} or more"
+    wanted = sum(one for one in sizes if 4 * one > FOLDED) * bits // 8
     if sum(read.values()) < wanted:
         return evidence, f"a call reads {read} bytes of integers, not {wanted} or more"
     return evidence, None

@@ -30,21 +30,21 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     # A user's file may bring the batches of its own loop.
     batches = getattr(impl, "stream", None) or impl.kit.data.resident_batches(batches)
     start = time.perf_counter()
-    found = impl.diagnosis.bottleneck.find_bottleneck(step, batches)
+    diagnosis = impl.diagnosis.bottleneck.find_bottleneck(step, batches)
     seconds = time.perf_counter() - start
     told = {"diagnosing": once("s", seconds)}
-    for name, share in found.shares.items():
+    for name, share in diagnosis.shares.items():
         told[name.replace(" ", "_")] = once("share", share)
-    parts = {part: found.breakdown.share(part) for part in PARTS}
+    parts = {part: diagnosis.breakdown.share(part) for part in PARTS}
     return told | {
         "evidence": {
-            "bottleneck": found.bottleneck,
-            "said": list(found.evidence),
-            "step_s": found.breakdown.step,
+            "bottleneck": diagnosis.bottleneck,
+            "said": list(diagnosis.evidence),
+            "step_s": diagnosis.breakdown.step,
             "parts": parts,
             "operators": [
                 {"name": one.name, "calls": one.calls, "seconds": one.seconds}
-                for one in found.breakdown.operators[:10]
+                for one in diagnosis.breakdown.operators[:10]
             ],
         }
     }

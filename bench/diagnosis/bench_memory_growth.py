@@ -48,13 +48,13 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     """
     step, batches = prepare(impl, work).step, impl.kit.data.resident_batches(batches)
     start = time.perf_counter()
-    found = impl.diagnosis.memory_growth.watch_memory(step, batches, rounds=ROUNDS)
+    growth = impl.diagnosis.memory_growth.watch_memory(step, batches, rounds=ROUNDS)
     seconds = time.perf_counter() - start
     wanted = next(iter(work.settings), "steady")
-    if found.verdict != wanted:
-        raise ValueError(f"not called {wanted}: {found}")
+    if growth.verdict != wanted:
+        raise ValueError(f"not called {wanted}: {growth}")
     return {
-        "growth": once("bytes", found.per_round),
+        "growth": once("bytes", growth.per_round),
         "watching": once("s", seconds),
-        "evidence": {"verdict": found.verdict, "sizes": found.sizes},
+        "evidence": {"verdict": growth.verdict, "sizes": growth.sizes},
     }

@@ -43,20 +43,20 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     step, batches = plain(impl, work).step, impl.kit.data.resident_batches(batches)
     if not work.settings:
         return {"step": figure("s", _plain(impl, work, step, batches))}
-    found = [
+    breakdowns = [
         impl.diagnosis.profiling.profile_steps(step, batches, steps=STEPS)
         for _ in range(work.repetitions)
     ]
     missing = [
-        p for p in ("forward", "backward", "optimizer") if min(o.share(p) for o in found) <= 0
+        p for p in ("forward", "backward", "optimizer") if min(o.share(p) for o in breakdowns) <= 0
     ]
     if missing:
         raise ValueError(f"the profiler saw no {', '.join(missing)}")
-    parts = {part: figure("share", [one.share(part) for one in found]) for part in PARTS}
+    parts = {part: figure("share", [one.share(part) for one in breakdowns]) for part in PARTS}
     return {
-        "step": figure("s", [one.profiled for one in found]),
-        "cost": figure("share", [one.profiler_cost for one in found]),
-        "evidence": {"operators": {one.name: one.calls for one in found[0].operators[:10]}},
+        "step": figure("s", [one.profiled for one in breakdowns]),
+        "cost": figure("share", [one.profiler_cost for one in breakdowns]),
+        "evidence": {"operators": {one.name: one.calls for one in breakdowns[0].operators[:10]}},
     } | parts
 
 

@@ -226,7 +226,7 @@ def _best(rows: list[Row], mode: str, size: int | None) -> str:
 
     Where none was, of those of a single block, which have no interval, and say so.
     """
-    said = []
+    parts = []
     for framework in dict.fromkeys(row.framework for row in rows):
         timed = [
             row
@@ -242,10 +242,10 @@ def _best(rows: list[Row], mode: str, size: int | None) -> str:
         best = min(shown or once, key=lambda row: row.ratio, default=None)
         if best:
             one_block = "" if shown else ", one block"
-            said.append(f"{framework}: {best.title} {ratio(best.ratio, best.ci)}{one_block}")
+            parts.append(f"{framework}: {best.title} {ratio(best.ratio, best.ci)}{one_block}")
         else:
-            said.append(f"{framework}: {'the plain one' if timed else 'not measured'}")
-    return "; ".join(said)
+            parts.append(f"{framework}: {'the plain one' if timed else 'not measured'}")
+    return "; ".join(parts)
 
 
 def _by_hand(record: Tried) -> Table:

@@ -120,11 +120,11 @@ class Climb:
         described = machine.describe(self.threads)
         packages, devices, gpu = dict(described.packages), {}, described.gpu
         for framework in self.record.frameworks:
-            found = isolated_measurements.describe(processes, framework, self.threads)
-            packages[framework] = found.versions | {"python": found.python}
-            devices[framework] = found.device
-            if not on_cpu(found.device):
-                gpu = found.device_info
+            answer = isolated_measurements.describe(processes, framework, self.threads)
+            packages[framework] = answer.versions | {"python": answer.python}
+            devices[framework] = answer.device
+            if not on_cpu(answer.device):
+                gpu = answer.device_info
         on_gpus = not any(map(on_cpu, devices.values()))
         task = (on_gpus and self.ladder.gpu_task) or self.ladder.task
         self.ladder = at_task(self.ladder, task)
@@ -198,22 +198,22 @@ class Climb:
             f"about {left} left"
         )
 
-        def done(case: Case, found: isolated_measurements.Measurement) -> None:
+        def done(case: Case, measurement: isolated_measurements.Measurement) -> None:
             framework, rungs, _ = cases[case.id]
             metrics, evidence = (
-                (found.answer.metrics, found.answer.evidence) if found.answer else ({}, None)
+                (answer.metrics, answer.evidence) if (answer := measurement.answer) else ({}, None)
             )
             run = Run(
                 stage=stage,
                 block=block,
                 framework=framework,
                 rungs=rungs,
-                status=found.status,
-                reason=found.reason,
+                status=measurement.status,
+                reason=measurement.reason,
                 metrics=finite(metrics),
                 evidence=None if evidence is None else convert(finite(evidence), Evidence),
                 together=len(alive),
-                seconds=found.seconds,
+                seconds=measurement.seconds,
             )
             self.record.runs.append(run)
             self.save()

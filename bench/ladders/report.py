@@ -56,7 +56,7 @@ def content(ladder: Ladder, record: Climbed) -> list[str | Table]:
     answers = [_answer(ladder, record, framework, steps) for framework, steps in climbs.items()]
     state = "" if record.finished else " Not finished."
     pairs = f"{record.blocks} pair{'s' * (record.blocks > 1)} a rung"
-    said: list[str | Table] = [
+    parts: list[str | Table] = [
         *filter(None, [*answers, _ahead(record, climbs)]),
         f"{ladder.title}, {ladder.task}, batch {ladder.batch}, "
         f"{pairs} on {_machine(record)}.{state}",
@@ -65,14 +65,14 @@ def content(ladder: Ladder, record: Climbed) -> list[str | Table]:
     ]
     for framework, steps in climbs.items():
         table = _figures(ladder, record, framework, steps)
-        said += [table] if table.rows else []
-    said.append(_ratios(ladder, record, climbs))
+        parts += [table] if table.rows else []
+    parts.append(_ratios(ladder, record, climbs))
     for framework, steps in climbs.items():
         table = _promised(ladder, record, framework, steps)
-        said += [table] if table else []
+        parts += [table] if table else []
     if ladder.published:
-        said.append(_published(ladder, record, climbs))
-    return said
+        parts.append(_published(ladder, record, climbs))
+    return parts
 
 
 def _answer(ladder: Ladder, record: Climbed, framework: str, steps: list[Step]) -> str:
@@ -88,14 +88,14 @@ def _answer(ladder: Ladder, record: Climbed, framework: str, steps: list[Step]) 
         "leave out": [step for step in steps if step.state == "left out"],
         "failed": [step for step in steps if step.state == "failed"],
     }
-    said = [
+    parts = [
         f"{group}: {', '.join(f'{step.rung.title}{_price(step)}' for step in some)}"
         for group, some in groups.items()
         if some
     ]
-    if not said:
+    if not parts:
         return ""
-    lines = [f"{FRAMEWORKS[framework]}: {'; '.join(said)}."]
+    lines = [f"{FRAMEWORKS[framework]}: {'; '.join(parts)}."]
     gains = [
         f"{JUDGED[figure]} {_ratio(top)}"
         for figure in ("iteration", "memory", "latency")
@@ -129,13 +129,13 @@ def _ahead(record: Climbed, climbs: Climbs) -> str:
     plain, top = rule.between(record.runs, climbs, "iteration")
     if not plain or not top:
         return ""
-    said = [
+    parts = [
         f"{name} {_ratio(pair)}{'' if _is_shown(pair) else ', no difference shown'}"
         for name, pair in (("plain", plain), ("at the top", top))
     ]
     return (
         f"{FRAMEWORKS['pt']} / {FRAMEWORKS['tf']}, {JUDGED['iteration']}, run anew in the end: "
-        f"{'; '.join(said)}."
+        f"{'; '.join(parts)}."
     )
 
 
@@ -152,19 +152,19 @@ def _unlike_devices(record: Climbed) -> bool:
 
 def _flaws(record: Climbed, climbs: Climbs) -> list[str]:
     """What a reader must know of the runs before the tables."""
-    said = []
+    flaws = []
     if _unlike_devices(record):
-        said.append("One framework ran on a GPU and the other did not: they are not compared.")
+        flaws.append("One framework ran on a GPU and the other did not: they are not compared.")
     for run in record.runs:
         if run.stage == rule.PARTS and run.status != "OK" and run.framework in climbs:
             title = FRAMEWORKS[run.framework]
-            said.append(f"In the end {title}'s {run.program}: {run.reason}.")
+            flaws.append(f"In the end {title}'s {run.program}: {run.reason}.")
     if any(run.together == 1 for run in record.runs):
-        said.append(
+        flaws.append(
             "Memory did not hold the programs of a pair together: they ran after each other, and "
             "what the machine did meanwhile is in their ratios."
         )
-    return list(dict.fromkeys(said))
+    return list(dict.fromkeys(flaws))
 
 
 def _machine(record: Climbed) -> str:

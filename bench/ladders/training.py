@@ -120,7 +120,7 @@ def measure(
         predict, x, y, metric=work.task.metric, batch_size=even_batch(len(y))
     )
     yield
-    found = {
+    metrics = {
         **_pace(watched, batch_size),
         "first_step": once("s", first),
         "whole": once("s", whole),
@@ -131,14 +131,14 @@ def measure(
     }
     if resets:
         host = once("bytes", trained - imported + watched.beside)
-        found["host_memory" if device else "memory"] = host
+        metrics["host_memory" if device else "memory"] = host
         most = peak - imported + max(watched.beside, after.beside)
-        found["whole_memory"] = once("bytes", most)
+        metrics["whole_memory"] = once("bytes", most)
     if device:
-        found["memory"] = once("bytes", device["allocated"])
+        metrics["memory"] = once("bytes", device["allocated"])
     if on_gpu:
-        found |= _busiest(used.gpus)
-    return found
+        metrics |= _busiest(used.gpus)
+    return metrics
 
 
 def _first_steps(kit, program, batches: list) -> tuple[list[float], float]:
@@ -156,16 +156,16 @@ def _pace(watched: Watched, batch_size: int) -> dict[str, dict]:
     """Time and utilisation; the first epoch starts the pipeline and counts only where alone."""
     steady = slice(1, None) if len(watched.seconds) > 1 else slice(None)
     seconds, steps = watched.seconds[steady], watched.steps[steady]
-    each = sum(seconds) / sum(steps)
-    found = {
-        "iteration": once("s", each),
+    seconds_a_step = sum(seconds) / sum(steps)
+    metrics = {
+        "iteration": once("s", seconds_a_step),
         "epoch": once("s", median(seconds)),
-        "samples_per_s": once("samples/s", batch_size / each),
+        "samples_per_s": once("samples/s", batch_size / seconds_a_step),
     }
     if watched.shares:
-        found["utilisation"] = once("%", 100 * sum(watched.shares) / len(watched.shares))
-        found["fluctuation"] = once("%", 100 * pstdev(watched.shares))
-    return found
+        metrics["utilisation"] = once("%", 100 * sum(watched.shares) / len(watched.shares))
+        metrics["fluctuation"] = once("%", 100 * pstdev(watched.shares))
+    return metrics
 
 
 def _busiest(gpus: Iterable[Gpu]) -> dict[str, dict]:

@@ -122,10 +122,10 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
         kind = "processes" if variant == "one_replica" else variant
         make = f"{impl.__name__}.parallel.data_parallel:{kind}"
         build = f"{impl.__name__}.kit.examples:digits_cnn"
-        own = usual | changed
+        options = usual | changed
         if variant in ("one_process", "tpu"):
-            settings["replicas"], own["processes"] = replicas, 1
-        run = parallel.Run(replicas, **own)
+            settings["replicas"], options["processes"] = replicas, 1
+        run = parallel.Run(replicas, **options)
         launch = parallel.find(f"{impl.__name__}.kit.replicas:launch")
         return launch(make, build, digits, run, settings)
 

@@ -67,17 +67,17 @@ def measure(
             data = impl.kit.data.to_device(*dataset)
             build = f"{impl.__name__}.{BUILD}"
             launch = parallel.find(f"{impl.__name__}.kit.replicas:launch")
-            found = launch(make, build, data, run, settings)
+            trained = launch(make, build, data, run, settings)
         else:
-            found = alone(impl, dataset, **amount)
-    evidence = {"losses": list(map(float, found.losses))}
+            trained = alone(impl, dataset, **amount)
+    evidence = {"losses": list(map(float, trained.losses))}
     if make:
         reference_run = alone(impl, dataset, **amount)
         evidence |= {"losses_of_one_process": reference_run.losses}
-        evidence |= {"differ_at_most": check(impl, work, found, reference_run)}
+        evidence |= {"differ_at_most": check(impl, work, trained, reference_run)}
     units = {name: "bytes" if name.endswith("bytes") else "%" for name in reference}
     expected = {name: figure(units[name], [value]) for name, value in reference.items()}
-    measured = figures(glances, list(found.ended), work.batch_size)
+    measured = figures(glances, list(trained.ended), work.batch_size)
     return measured | expected | {"evidence": evidence}
 
 
@@ -90,7 +90,7 @@ def figures(glances: list[Glance], ended: list[float], batch_size: int) -> dict[
     # Both are just before the end of a step, when nothing is on the way.
     first, last = until[0][-1], until[1][-1]
     used = (last.cpu_s - first.cpu_s) / ((last.at - first.at) * usable_threads())
-    found = {
+    metrics = {
         "samples_per_s": figure("samples/s", [batch_size / step for step in np.diff(ended)]),
         "cores_idle": figure("%", [100 * max(0.0, 1 - used)]),
         "memory_each": figure("bytes", [max(max(glance.resident) for glance in inside)]),
@@ -98,22 +98,22 @@ def figures(glances: list[Glance], ended: list[float], batch_size: int) -> dict[
     }
     if len(last.resident) > 1 and None not in (first.written, last.written):
         each = (last.written - first.written) / (len(ended) - 1)
-        found["sent_bytes"] = figure("bytes", [each])
-    return found
+        metrics["sent_bytes"] = figure("bytes", [each])
+    return metrics
 
 
 @contextlib.contextmanager
 def watched() -> Iterator[list[Glance]]:
     """Look every `EVERY_S` at the processes that train: those that are started, or this one."""
     glances, done = [], threading.Event()
-    own = psutil.Process()
-    others = {child.pid for child in own.children(recursive=True)}
+    process = psutil.Process()
+    others = {child.pid for child in process.children(recursive=True)}
 
     def watch() -> None:
         while not done.wait(EVERY_S):
-            started = [c for c in own.children(recursive=True) if c.pid not in others]
+            started = [c for c in process.children(recursive=True) if c.pid not in others]
             with contextlib.suppress(psutil.Error):  # one has just ended: no step is under way
-                glances.append(glance([c for c in started if trains(c)] or [own]))
+                glances.append(glance([c for c in started if trains(c)] or [process]))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -166,20 +166,20 @@ def alone(impl, dataset: tuple, *, global_batch: int, steps: int, seed: int) -> 
     return Alone(impl.kit.models.export_weights(model), losses, ended)
 
 
-def check(impl, work: Work, found, wanted: Alone) -> float:
+def check(impl, work: Work, trained, wanted: Alone) -> float:
     """The largest relative difference of losses and weights.
 
     Raises RuntimeError where it is more than the task's parity bar. The framework's own names come
     in the order of the layers, as the canonical ones do.
     """
     bar = work.task.parity
-    pairs = zip(wanted.weights.items(), found.weights.values(), strict=True)
+    pairs = zip(wanted.weights.items(), trained.weights.values(), strict=True)
     differences = {
         name: float(np.linalg.norm(impl.kit.models.to_canonical(name, own) - weight))
         / (float(np.linalg.norm(weight)) or 1.0)
         for (name, weight), own in pairs
     }
-    losses = np.array([found.losses, wanted.losses])
+    losses = np.array([trained.losses, wanted.losses])
     differences["the losses"] = float(np.max(np.abs(losses[0] - losses[1]) / np.abs(losses[1])))
     # What is no number is worse than any.
     worst = max(differences, key=lambda name: np.nan_to_num(differences[name], nan=np.inf))

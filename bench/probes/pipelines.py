@@ -175,11 +175,11 @@ def _read(epochs: int, labels: list) -> dict:
 
     Another order has another hash. `epochs`: how many were read in a row.
     """
-    found = np.concatenate([np.asarray(some) for some in labels]).astype(np.int64)
+    seen = np.concatenate([np.asarray(some) for some in labels]).astype(np.int64)
     return {
         "epochs": epochs,
-        "samples_a_label": np.bincount(found).tolist(),
-        "order_sha256": hashlib.sha256(found.tobytes()).hexdigest(),
+        "samples_a_label": np.bincount(seen).tolist(),
+        "order_sha256": hashlib.sha256(seen.tobytes()).hexdigest(),
     }
 
 

@@ -44,16 +44,16 @@ def serve(
     convert = getattr(predict, "convert", lambda array: array)  # to what waits in memory anyway
     one = convert(np.array(x[:1]))
     predict(one)
-    found = {"ready": time.monotonic(), "threads": predict.threads}
+    measured = {"ready": time.monotonic(), "threads": predict.threads}
     if longest_s:
-        found |= latency(predict, one, longest_s)
-    found["memory"] = memory.peak()
-    found["rates"] = {size: rate(predict, convert(np.array(x[:size])), size) for size in batches}
+        measured |= latency(predict, one, longest_s)
+    measured["memory"] = memory.peak()
+    measured["rates"] = {size: rate(predict, convert(np.array(x[:size])), size) for size in batches}
     if longest_s:
         start = time.perf_counter()
         make(**arguments, threads=threads)
-        found["load"] = time.perf_counter() - start
-    return found
+        measured["load"] = time.perf_counter() - start
+    return measured
 
 
 def latency(predict, one, longest_s: float) -> dict:
@@ -95,7 +95,7 @@ def load_in_place(path: str, *, package: str, task: str, make: str, threads: int
         for name in ("data", "models", "runtime")
     }
     specs = importlib.import_module("shared.specs")
-    found = kit["runtime"].configure(threads=threads, seed=0)
+    configured = kit["runtime"].configure(threads=threads, seed=0)
     with np.load(path, allow_pickle=False) as file:
         model = kit["models"].build(specs.TASKS[task].model, dict(file))
     if hasattr(model, "eval"):
@@ -109,7 +109,7 @@ def load_in_place(path: str, *, package: str, task: str, make: str, threads: int
         return output
 
     predict.convert = lambda array: kit["data"].to_device(array, array)[0]
-    predict.threads = found["intra_op"]
+    predict.threads = configured["intra_op"]
     return predict
 
 

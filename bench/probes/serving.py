@@ -236,18 +236,18 @@ def probe(impl, work: Work, route: Route) -> dict[str, dict]:
     longest_s = LATENCY_S if thorough else SHORT_LATENCY_S
     starts = ceil(work.repetitions / 2)
     whole = starts if thorough else 1
-    found = [_serve(request, threads, batches, longest_s, work.folder) for _ in range(whole)]
+    served = [_serve(request, threads, batches, longest_s, work.folder) for _ in range(whole)]
     others = [_serve(request, threads, [], 0, work.folder) for _ in range(starts - whole)]
-    sweeps = {threads: found}
+    sweeps = {threads: served}
     if thorough and threads > 1:
         sweeps[1] = [_serve(request, 1, batches, 0, work.folder) for _ in range(whole)]
     figures = {
-        "start": figure("s", [one["start"] for one in found + others]),
-        "load": figure("ms", [1e3 * one["load"] for one in found]),
-        "memory": figure("bytes", [one["memory"] for one in found]),
+        "start": figure("s", [one["start"] for one in served + others]),
+        "load": figure("ms", [1e3 * one["load"] for one in served]),
+        "memory": figure("bytes", [one["memory"] for one in served]),
     }
     for name in ("latency", "latency_p95", "latency_p99"):
-        if None not in (times := [one[name] for one in found]):
+        if None not in (times := [one[name] for one in served]):
             figures[name] = figure("ms", [1e3 * seconds for seconds in times])
     for threads, swept in sorted(sweeps.items()):
         for size in batches:
@@ -277,10 +277,10 @@ def _serve(request: dict, threads: int, batches: list[int], longest_s: float, fo
     if done.returncode or not answer.is_file():
         said = [line for line in done.stderr.splitlines() if line.strip()]
         raise RuntimeError(f"a fresh process failed: {said[-1] if said else done.returncode}")
-    found = json.loads(answer.read_text("utf-8"))
-    if found["threads"] not in (None, threads):
-        raise RuntimeError(f"{threads} threads were asked for, it runs {found['threads']}")
-    return found | {"start": found["ready"] - start}
+    served = json.loads(answer.read_text("utf-8"))
+    if served["threads"] not in (None, threads):
+        raise RuntimeError(f"{threads} threads were asked for, it runs {served['threads']}")
+    return served | {"start": served["ready"] - start}
 
 
 def _sizes(folder: Path | None) -> dict[str, dict]:

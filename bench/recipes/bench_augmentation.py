@@ -102,11 +102,11 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
         ways["train_device"] = (plain, prepare(impl, work).step)
     ways["pipeline"] = (pipeline, lambda x, y: None)
     rates = _rates(impl, work, ways)
-    found = {name: figure("samples/s", samples) for name, samples in rates.items()}
+    metrics = {name: figure("samples/s", samples) for name, samples in rates.items()}
     for place in ("host", "device") if work.settings else ():
         pairs = zip(rates[f"train_{place}"], rates["train_plain"], strict=True)
-        found[f"lost_on_{place}"] = figure("%", [100 * (1 - ours / b) for ours, b in pairs])
-    return found
+        metrics[f"lost_on_{place}"] = figure("%", [100 * (1 - ours / b) for ours, b in pairs])
+    return metrics
 
 
 def _rates(impl, work: Work, ways: dict[str, tuple[Iterable, Callable]]) -> dict[str, list]:

@@ -43,12 +43,12 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
         else:
             sum(float(y[0]) for _, y in split)
         passes.append(time.perf_counter() - start)
-    found = {"pass": figure("s", passes)}
+    metrics = {"pass": figure("s", passes)}
     if work.settings:
         seen = _faults(impl, x[:600], y[:600])
-        found["found"] = once("faults", sum(map(bool, seen.values())))
-        found["evidence"] = {"faults": seen}
-    return found
+        metrics["found"] = once("faults", sum(map(bool, seen.values())))
+        metrics["evidence"] = {"faults": seen}
+    return metrics
 
 
 def _faults(impl, x: np.ndarray, y: np.ndarray) -> dict[str, str]:

@@ -41,23 +41,23 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
         else:
             impl.kit.runtime.to_float(row.step(*batch))
         passes.append(time.perf_counter() - start)
-    found = {"pass": figure("s", passes)}
+    metrics = {"pass": figure("s", passes)}
     if work.settings:
         seen = _faults(impl)
-        found["found"] = once("faults", sum(map(bool, seen.values())))
-        found["evidence"] = {"faults": seen}
-    return found
+        metrics["found"] = once("faults", sum(map(bool, seen.values())))
+        metrics["evidence"] = {"faults": seen}
+    return metrics
 
 
 def _faults(impl) -> dict[str, str]:
     """What is said of the first layer that is named of each sick network; "" for none."""
     health, random = impl.recipes.gradient_health, np.random.default_rng(0)
     x, y = random.normal(size=(64, 64)).astype(np.float32), random.integers(0, 10, 64)
-    batch, found = impl.kit.data.to_device(x, y), {}
+    batch, faults = impl.kit.data.to_device(x, y), {}
     for name, gain in (("vanishing", 0.5), ("exploding", 2.0)):
         network = impl.kit.examples.deep_network(layers=30, width=64)
         impl.recipes.initialization.apply_initialization(network, scheme="he_normal", gain=gain)
         norms = health.gradient_norms(network, impl.kit.training.cross_entropy, *batch)
         said = health.find_unhealthy(norms).values()
-        found[name] = next((each for each in said if each.startswith(name)), "")
-    return found
+        faults[name] = next((each for each in said if each.startswith(name)), "")
+    return faults

@@ -84,13 +84,13 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
 
 def probe(impl, work: Work, batches) -> dict[str, dict]:
     """What the gradient is in a deep network, plain and residual, and what it learns."""
-    found = {}
+    metrics = {}
     for name, residual in (("plain", False), ("residual", True)):
         ratio, unhealthy, accuracy = _deep(impl, work, residual)
-        found[f"{name}_gradient"] = once("", ratio)
-        found[f"{name}_unhealthy"] = once("layers", unhealthy)
-        found[f"{name}_accuracy"] = once("%", accuracy)
-    return found
+        metrics[f"{name}_gradient"] = once("", ratio)
+        metrics[f"{name}_unhealthy"] = once("layers", unhealthy)
+        metrics[f"{name}_accuracy"] = once("%", accuracy)
+    return metrics
 
 
 def _deep(impl, work: Work, residual: bool) -> tuple[float, int, float]:

@@ -39,12 +39,12 @@ def prepare(impl, work: Work) -> Prepared:
         if not work.settings:
             stages.watch_plain(model)
             return
-        found = stages.once("range_test", lambda: _range_test(impl, work, model, stages))
-        rate = work.settings["factor"] * found["suggestion"]
+        test = stages.once("range_test", lambda: _range_test(impl, work, model, stages))
+        rate = work.settings["factor"] * test["suggestion"]
         stages.watch(_step(impl, work, model, rate)[1], predict)
         stages.metrics["learning_rate"] = {"value": rate, "unit": ""}
         if work.settings["factor"] == 1:  # the others' is the same
-            stages.evidence["curve"] = _curve(found)
+            stages.evidence["curve"] = _curve(test)
 
     return Prepared(step, predict, model, optimizer, train=train)
 
@@ -67,10 +67,10 @@ def _range_test(impl, work: Work, model, stages: Stages) -> dict:
     return asdict(find(model, optimizer, step, batches))
 
 
-def _curve(found: dict) -> dict:
+def _curve(test: dict) -> dict:
     """The smoothed losses over the rates, every second one, and the suggestion."""
-    losses = list(zip(found["rates"], found["smoothed"], strict=True))
-    mark = next(point for point in losses if point[0] == found["suggestion"])
+    losses = list(zip(test["rates"], test["smoothed"], strict=True))
+    mark = next(point for point in losses if point[0] == test["suggestion"])
     return curve(losses[::2], x="learning rate", y="loss, smoothed", log=True, mark=mark)
 
 

@@ -39,12 +39,12 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
         else:
             impl.kit.runtime.to_float(loss_fn(predict(batch[0]), batch[1]))
         passes.append(time.perf_counter() - start)
-    found = {"pass": figure("s", passes)}
+    metrics = {"pass": figure("s", passes)}
     if work.settings:
         seen = _faults(impl, model, *batch)
-        found["found"] = once("faults", sum(map(bool, seen.values())))
-        found["evidence"] = {"faults": seen}
-    return found
+        metrics["found"] = once("faults", sum(map(bool, seen.values())))
+        metrics["evidence"] = {"faults": seen}
+    return metrics
 
 
 def _faults(impl, model, x, y) -> dict[str, str]:

@@ -42,9 +42,9 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     try:
         prepared.step(x * float("nan"), y)
     except FloatingPointError as error:
-        said = str(error)
+        reason = str(error)
     else:
         return {}, "a batch of NaN went through"
     after = impl.kit.models.export_weights(prepared.model)
     same = all(np.array_equal(after[name], value) for name, value in before.items())
-    return {"said": said}, None if same else "the weights changed in a step that was refused"
+    return {"said": reason}, None if same else "the weights changed in a step that was refused"

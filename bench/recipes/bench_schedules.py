@@ -225,17 +225,17 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
 
 def _rate_and_parts(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
     """The rate, and that an accumulated batch is seen in parts: to BatchNorm it is another."""
-    found = {"rate": impl.recipes.schedules.current_rate(prepared.optimizer)}
+    evidence = {"rate": impl.recipes.schedules.current_rate(prepared.optimizer)}
     times = work.settings.get("times", 1) if work.settings.get("scaled") else 1
     wanted = times * work.settings.get("factor", 1.0) * work.task.recipe.learning_rate
-    if abs(found["rate"] - wanted) > 1e-6 * wanted:  # Keras keeps it in float32
-        return found, f"the rate is {found['rate']}, not {wanted}"
+    if abs(evidence["rate"] - wanted) > 1e-6 * wanted:  # Keras keeps it in float32
+        return evidence, f"the rate is {evidence['rate']}, not {wanted}"
     if not work.settings.get("accumulated"):
-        return found, None
+        return evidence, None
     parts, whole = (
         impl.kit.runtime.to_float(prepare(impl, replace(work, settings=settings)).step(*batch))
         for settings in (work.settings, {})
     )
-    found |= {"first_loss": parts, "first_loss_of_the_whole_batch": whole}
+    evidence |= {"first_loss": parts, "first_loss_of_the_whole_batch": whole}
     apart = abs(parts - whole) > 1e-4 * whole
-    return found, None if apart else "the batch was seen at once"
+    return evidence, None if apart else "the batch was seen at once"

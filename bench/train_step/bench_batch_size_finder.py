@@ -59,19 +59,19 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
         name, budget = "own", int(FREE * machine.free_memory())
         maximum = impl.most_samples(STEP_S)
         os.environ[OWN_FILE] = str(impl.folder.parent)
-    found = impl.train_step.batch_size_finder.find_batch_size(
+    fitting = impl.train_step.batch_size_finder.find_batch_size(
         f"{__name__}:{side}_{name}",
         budget_bytes=work.memory_budget or budget,
         maximum=maximum,
     )
     return {
-        "largest_batch": once("samples", found.batch_size),
-        "rate_at_largest": once("samples/s", found.samples_per_s),
-        "peak": once("bytes", found.peak_bytes),
+        "largest_batch": once("samples", fitting.batch_size),
+        "rate_at_largest": once("samples/s", fitting.samples_per_s),
+        "peak": once("bytes", fitting.peak_bytes),
         "evidence": {
-            "limit": found.limit,
+            "limit": fitting.limit,
             "budget_bytes": work.memory_budget or budget,
-            "trials": [vars(trial) for trial in found.trials],
+            "trials": [vars(trial) for trial in fitting.trials],
         },
     }
 

@@ -205,13 +205,13 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     predicts = work.mode == "predict"
     function, inputs = (prepared.predict, batch[:1]) if predicts else (prepared.step, batch)
     operators = importlib.import_module(f"{impl.__name__}.kit.operators")
-    found = operators.executed_graphs(function, *inputs)
+    evidence = operators.executed_graphs(function, *inputs)
     if work.variant in ("reduce_overhead", "max_autotune"):
-        found["cuda_graphs"] = "cuda" in impl.kit.runtime.device()  # nobody else has them
+        evidence["cuda_graphs"] = "cuda" in impl.kit.runtime.device()  # nobody else has them
     if hasattr(function, "torchscript"):
-        found["torchscript"] = function.torchscript
-    graphs, compiled = found["graphs"], found["compiled"]
-    found["not_compiled"] = sorted(found["outside"].keys() - BOOKKEEPING) if compiled else []
+        evidence["torchscript"] = function.torchscript
+    graphs, compiled = evidence["graphs"], evidence["compiled"]
+    evidence["not_compiled"] = sorted(evidence["outside"].keys() - BOOKKEEPING) if compiled else []
     expected = BASELINE[impl.__name__]
     if work.variant != "baseline":
         expected = MADE_BY[work.variant][1]
@@ -222,7 +222,7 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
         MODEL: compiled == 2,  # forward and backward
     }[expected]
     ran = f"{graphs} graphs, {compiled} compiled"
-    return found, None if applied else f"{expected} was asked for, but a call ran {ran}"
+    return evidence, None if applied else f"{expected} was asked for, but a call ran {ran}"
 
 
 def _fit_took_effect(work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
@@ -230,10 +230,11 @@ def _fit_took_effect(work: Work, prepared: Prepared, batch) -> tuple[dict, str |
     wanted = work.settings.get("steps_per_execution", 1)
     before = int(prepared.optimizer.iterations)
     prepared.loop([batch] * (wanted + 1))
-    found = {
+    evidence = {
         "steps": int(prepared.optimizer.iterations) - before,
         "calls": prepared.loop.calls(),
         "jit_compile": bool(prepared.model.jit_compile),
     }
-    applied = found["steps"] == wanted * found["calls"]
-    return found, None if applied else f"ran {found['steps']} steps in {found['calls']} calls"
+    if evidence["steps"] == wanted * evidence["calls"]:
+        return evidence, None
+    return evidence, f"ran {evidence['steps']} steps in {evidence['calls']} calls"
