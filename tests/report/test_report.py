@@ -874,7 +874,7 @@ def test_command_line_as_users_run_it(folder):
 
     made = run(str(folder))
     paths = [str(folder / name) for name in FORMATS.values()]
-    assert (made.returncode, made.stdout.split()) == (0, paths)
+    assert (made.returncode, made.stdout.splitlines()) == (0, paths)
     assert all(Path(path).is_file() for path in paths)
     failed = run(str(folder / "nothing"))
     assert failed.returncode == 2
