@@ -613,8 +613,7 @@ def _tempting(aim: Aim, rows: list[Row], reasons: dict[str, str], best: Row) -> 
             row
             for row in lossy
             if reasons[row.case.id] != UNTRAINED
-            and (gain := aim.gain(row))
-            and is_better(aim.goal.figure, gain)
+            and aim.improves(row)
             and aim.level(row) < aim.level(best)
             and (best.is_baseline or aim.told_worse(best, row))
         ),

@@ -133,17 +133,17 @@ def _nothing(answer: Answer, side: Ranking, *, nearest: bool = True) -> str:
     several = len(side.tried) > 1
     tried = f"none of {len(side.tried)} tried was" if several else "the one tried was not"
     kept = ", accuracy kept" if side.tempting else ""
-    said = f"{tried} shown {WORDS[name].shown}{kept}"
+    counts = f"{tried} shown {WORDS[name].shown}{kept}"
     if side.tempting or not nearest:
-        return said
+        return counts
     ratio = row.ratios[name]
     once = "" if ratio.bounds else ", measured once"
-    once = ", one block, no interval" if answer.provisional else once
+    once = _once(answer) or once
     less = name != GAINED and (ratio.value > 1 if name in MORE_IS_BETTER else ratio.value < 1)
     but = f", {accuracy_of(row.accuracy)}" if less and not row.accuracy.kept else ""
     which = "nearest " if several else ""
     return (
-        f"{said}; {which}{name_of(row.case, short=True)}: {_taken(ratio, answer.goal)}{once}{but}"
+        f"{counts}; {which}{name_of(row.case, short=True)}: {_taken(ratio, answer.goal)}{once}{but}"
     )
 
 
@@ -166,7 +166,11 @@ def _but(answer: Answer, side: Ranking) -> str:
     if not row:
         return ""
     gain = gained(row.ratios[answer.goal.figure], answer.goal, short=True)
-    return f"{name_of(row.case)} would give {gain}, but {_reason(side)}"
+    return f"{name_of(row.case)} would give {gain}{_once(answer)}, but {_reason(side)}"
+
+
+def _once(answer: Answer) -> str:
+    return ", one block, no interval" if answer.provisional else ""
 
 
 def _reason(side: Ranking) -> str:
@@ -191,8 +195,7 @@ def sentence(answer: Answer, side: Ranking) -> list[str]:
     if not row:
         parts = [f"plain {measured}" if measured else "", _but(answer, side)]
         return [_nothing(answer, side), "; ".join(filter(None, parts))]
-    gain = f"{gained(row.ratios[name], answer.goal)} against “{title(row.base)}”"
-    gain += ", one block, no interval" if answer.provisional else ""
+    gain = f"{gained(row.ratios[name], answer.goal)} against “{title(row.base)}”{_once(answer)}"
     kept = "" if name == GAINED else accuracy_of(row.accuracy)
     parts = [gain, measured, kept, _takes(row, name)]
     if side.cheapest and not side.cheapest.is_baseline:
@@ -288,19 +291,19 @@ def lines(answers: list[Answer], width: int, room: int) -> list[str]:
     Where nothing gains, what comes nearest.
     """
     told, rest = split(answers)
-    said = [(each, _lines(each, width)) for each in told or filter(lambda one: one.main, rest)]
-    nothing = NOTHING + AHEAD * any(each.ahead for each, _ in said)
+    parts = [(each, _lines(each, width)) for each in told or filter(lambda one: one.main, rest)]
+    nothing = NOTHING + AHEAD * any(each.ahead for each, _ in parts)
     head = wrap(KEY if told else nothing if answers else NO_AIM, width)
-    aims = [each.question for each, _ in said]
+    aims = [each.question for each, _ in parts]
     nth = [aims[:place].count(aim) for place, aim in enumerate(aims)]
     kept, left = [], room - len(head) - 1
-    for place in sorted(range(len(said)), key=nth.__getitem__):  # each aim once, before any twice
-        left -= len(said[place][1])
+    for place in sorted(range(len(parts)), key=nth.__getitem__):  # each aim once, before any twice
+        left -= len(parts[place][1])
         if left < 0:
             break
         kept.append(place)
-    shown = [line for place in sorted(kept) for line in said[place][1]]
-    rest = len(said) - len(kept)
+    shown = [line for place in sorted(kept) for line in parts[place][1]]
+    rest = len(parts) - len(kept)
     more = [f"… and {rest} more: see report.html, or twinbench choose"] if rest else []
     return [*head, *shown, *more]
 
@@ -320,7 +323,7 @@ def first(answers: list[Answer], most: int) -> tuple[list[Answer], list[Answer]]
 
 def _lines(answer: Answer, width: int) -> list[str]:
     """A line or two for each framework, beside them the aim and the work."""
-    said = [
+    texts = [
         line
         for framework, side in answer.sides.items()
         for line in hanging(
@@ -331,7 +334,7 @@ def _lines(answer: Answer, width: int) -> list[str]:
         )
     ]
     labels = [answer.question.aim, *wrap(plain(place_of(answer)), LABEL - 1)]
-    return [f"{pad(a, LABEL)}{b}".rstrip() for a, b in zip_longest(labels, said, fillvalue="")]
+    return [f"{pad(a, LABEL)}{b}".rstrip() for a, b in zip_longest(labels, texts, fillvalue="")]
 
 
 def _short(answer: Answer, side: Ranking, *, wide: bool = False) -> str:
@@ -342,9 +345,7 @@ def _short(answer: Answer, side: Ranking, *, wide: bool = False) -> str:
         # What comes nearest is left out where there is little room and the other side gains.
         return _nothing(answer, side, nearest=wide or not answer.tells)
     gain = gained(row.ratios[name], answer.goal, short=True)
-    gain += _over(row, name) if wide else ""
-    if answer.provisional:
-        gain += ", one block, no interval"
+    gain += (_over(row, name) if wide else "") + _once(answer)
     proven = accuracy_of(row.accuracy) if wide and row.accuracy.proven_on else ""
     beside = [proven, row.price] if best else [f"but {_reason(side)}"]
     said = ", ".join(filter(None, [f"{name_of(row.case, short=True)}: {gain}", *beside]))

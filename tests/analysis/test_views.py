@@ -481,7 +481,6 @@ def test_a_row_s_price_is_said_in_time_in_training_and_beside_a_cheaper_one():
          "none of 2 tried was shown to be faster; nearest changed: 1.20 times the time"),
         ([row(time=(17.0,))],
          "the one tried was not shown to be faster; changed: 17.0 times the time, one block"),
-        ([row(time=(0.6,), changes_math=True)], "changed: 1.67x, one block, no interval, accuracy"),
     ],
 )  # fmt: skip
 def test_where_nothing_gains_the_terminal_says_what_comes_nearest(rows, said):
@@ -539,6 +538,14 @@ def test_choose_labels_what_is_perhaps_better_what_is_left_out_and_why():
     assert ("left out", "PyTorch changed (compilation): its figure was not measured") in lines(
         found, every=True
     )
+
+
+def test_what_was_faster_in_one_block_says_so_and_why_it_is_not_named():
+    once = row(time=(0.6,), changes_math=True)
+    said = "would give 1.67x, one block, no interval, but accuracy not measured"
+    assert said in sentence(asked("train faster", once))
+    (found,) = choose.advise(fast(once), None, Limits())
+    assert dict(lines(found))["perhaps"].startswith("PyTorch changed (compilation): 6.00 ms")
 
 
 def test_one_block_gives_a_first_and_an_order_and_no_best(command):
