@@ -88,8 +88,7 @@ OF_THE_KIT = {
 RUNTIMES = {"onnx", "onnxruntime", "onnxscript", "tf2onnx", "openvino", "ai_edge_litert"}
 # Names that say nothing, how many lines they may live, and where none lives longer.
 VAGUE, MOST_LINES_OF_A_VAGUE_NAME = {"found", "own", "each", "said"}, 3
-CLEAR = ("shared", "bench/validation", "bench/network", "bench/ladders", "bench/probes")
-CLEAR += ("bench/docs", *(f"bench/{family}" for family in FAMILIES))
+CLEAR = ("bench", "shared")
 
 
 # Checks: each yields what is wrong in the tree below `root` ---------------------------------------

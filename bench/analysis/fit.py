@@ -61,11 +61,11 @@ class Fit:
         """Seconds a step: the geometric mean over blocks, and its 95% interval."""
         levels = self._levels(case)
         played = [t[case] - levels[b] for b, t in self.blocks.items() if case in t]
-        own = verdicts.t_interval(played)
+        interval = verdicts.t_interval(played)
         center = self.pooled[case] - float(np.mean(list(levels.values())))
-        if own.low is None:
+        if interval.low is None:
             return exp(center), None
-        half = (own.high - own.low) / 2
+        half = (interval.high - interval.low) / 2
         return exp(center), (exp(center - half), exp(center + half))
 
     def time_at_looks(self, case: str, level: float) -> tuple[float, tuple[float, float] | None]:
@@ -76,15 +76,15 @@ class Fit:
         speed = {
             b: float(np.mean([t[n] - self.pooled[n] for n in t])) for b, t in self.blocks.items()
         }
-        own = [times[case] - speed[b] for b, times in self.blocks.items() if case in times]
+        relative = [times[case] - speed[b] for b, times in self.blocks.items() if case in times]
         levels = self._levels(case)
         center = self.pooled[case] - float(np.mean(list(levels.values())))
         shared = verdicts.t_interval([speed[b] - levels[b] for b in speed])
-        if shared.sd is None or len(own) < 2:
+        if shared.sd is None or len(relative) < 2:
             return exp(center), None
         parts = [
             (shared.sd**2 / shared.n, shared.n - 1),
-            (float(np.var(own, ddof=1)) / len(own), len(own) - 1),
+            (float(np.var(relative, ddof=1)) / len(relative), len(relative) - 1),
         ]
         sd, freedom = verdicts.summed(parts)
         half = verdicts.quantile(level, freedom) * sd
@@ -104,11 +104,11 @@ class Fit:
 
     def log_ratios(self, top: str, bottom: str) -> list[float]:
         """Those of the blocks that have both, about the ratio of their times over all blocks."""
-        each = [self.blocks[b][top] - self.blocks[b][bottom] for b in self.shared(top, bottom)]
-        if not each:
+        measured = [self.blocks[b][top] - self.blocks[b][bottom] for b in self.shared(top, bottom)]
+        if not measured:
             return []
-        shift = self.pooled[top] - self.pooled[bottom] - float(np.mean(each))
-        return [value + shift for value in each]
+        shift = self.pooled[top] - self.pooled[bottom] - float(np.mean(measured))
+        return [value + shift for value in measured]
 
     def shared(self, top: str, bottom: str) -> list[int]:
         """The blocks in which two cases can be compared."""
@@ -126,7 +126,7 @@ class Fit:
 
 def fit(samples: Samples) -> Fit:
     """Fit the samples of the cases of one piece of work."""
-    found = Fit()
+    fitted = Fit()
     places = {
         (block, match)
         for own in samples.values()
@@ -134,7 +134,7 @@ def fit(samples: Samples) -> Fit:
         for block in blocks
     }
     for block in sorted({block for block, _ in places}):
-        times, groups = found.blocks.setdefault(block, {}), found.groups.setdefault(block, {})
+        times, groups = fitted.blocks.setdefault(block, {}), fitted.groups.setdefault(block, {})
         shifts: dict[int, list[float]] = {}
         for match in sorted(match for other, match in places if other == block):
             played = {
@@ -145,9 +145,9 @@ def fit(samples: Samples) -> Fit:
             if played:
                 group, shift = _join(times, groups, block_times(played))
                 shifts.setdefault(group, []).append(shift)
-        found.levels[block] = {group: float(np.median(own)) for group, own in shifts.items()}
-    found.pooled = _pooled(found.blocks)
-    return found
+        fitted.levels[block] = {group: float(np.median(own)) for group, own in shifts.items()}
+    fitted.pooled = _pooled(fitted.blocks)
+    return fitted
 
 
 def fit_of(blocks: list[dict[str, float]]) -> Fit:

@@ -151,20 +151,20 @@ def _paired(every: list[Work]) -> list[list[Work]]:
     return list(grouped.values())
 
 
-def _answer(question: Question, goal: Goal, own: list[Work]) -> Answer | None:
+def _answer(question: Question, goal: Goal, works: list[Work]) -> Answer | None:
     """None where no row but the baselines has the figure."""
-    if own[0].kind not in question.kinds or own[0].kind not in goal.kinds:
+    if works[0].kind not in question.kinds or works[0].kind not in goal.kinds:
         return None
     sides = {}
     for framework in FRAMEWORKS:
-        ranked = [rank(work, goal, framework=framework) for work in own]
+        ranked = [rank(work, goal, framework=framework) for work in works]
         for side in ranked:
             if side and side.tried:
                 sides[framework] = side
     if not sides:
         return None
     between = None
-    if len(sides) == len(FRAMEWORKS) and len(own) == 1:
+    if len(sides) == len(FRAMEWORKS) and len(works) == 1:
         between = _between(*sides.values())
     first = next(iter(sides.values()))
     return Answer(question, first.goal, first.work, sides, between)

@@ -40,12 +40,12 @@ def judge(fit: Fit, pairs: Sequence[Pair], looks: Looks) -> list[Ratio | None]:
     last = {pair: max(fit.shared(pair.top, pair.bottom), default=-1) + 1 for pair in pairs}
     every = {look for blocks in last.values() if blocks > 1 for look in taken(looks, blocks)}
     at = {look: _at_look(fit.first(look), pairs, looks) for look in sorted(every) if look > 1}
-    found = []
+    ratios = []
     for pair in pairs:
         reached = {look: at[look].get(pair) for look in taken(looks, last[pair]) if look in at}
         reached = {look: interval for look, interval in reached.items() if interval}
-        found.append(_ratio(fit, pair, reached))
-    return found
+        ratios.append(_ratio(fit, pair, reached))
+    return ratios
 
 
 @dataclass(frozen=True)
@@ -59,16 +59,16 @@ class _Look:
 
 def _at_look(fit: Fit, pairs: Sequence[Pair], looks: Looks) -> dict[Pair, _Look]:
     """Every pair that two blocks have, with variances that kin share."""
-    each = {pair: fit.log_ratios(pair.top, pair.bottom) for pair in pairs}
-    each = {pair: values for pair, values in each.items() if len(values) > 1}
-    squares = {pair: float(np.var(values)) * len(values) for pair, values in each.items()}
+    by_pair = {pair: fit.log_ratios(pair.top, pair.bottom) for pair in pairs}
+    by_pair = {pair: values for pair, values in by_pair.items() if len(values) > 1}
+    squares = {pair: float(np.var(values)) * len(values) for pair, values in by_pair.items()}
     levels = [confidence(looks, overall) for overall in (0.95, 0.90)]
     sums: dict[object, tuple[float, int, int]] = {}
-    for pair, values in each.items():
+    for pair, values in by_pair.items():
         square, freedom, count = sums.get(pair.kin, (0.0, 0, 0))
         sums[pair.kin] = (square + squares[pair], freedom + len(values) - 1, count + 1)
-    found = {}
-    for pair, values in each.items():
+    at_look = {}
+    for pair, values in by_pair.items():
         square, others, count = sums[pair.kin]
         kin, others = count > 1, others - (len(values) - 1)
         prior = PRIOR * max(0.0, square - squares[pair]) / others if kin else 0.0
@@ -77,8 +77,8 @@ def _at_look(fit: Fit, pairs: Sequence[Pair], looks: Looks) -> dict[Pair, _Look]
         error = sd / len(values) ** 0.5
         halves = [quantile(level, freedom) * error for level in levels]
         wide, narrow = (Interval(mean, mean - h, mean + h, sd, len(values)) for h in halves)
-        found[pair] = _Look(wide, narrow, freedom)
-    return found
+        at_look[pair] = _Look(wide, narrow, freedom)
+    return at_look
 
 
 def _ratio(fit: Fit, pair: Pair, reached: dict[int, _Look]) -> Ratio | None:
@@ -89,15 +89,17 @@ def _ratio(fit: Fit, pair: Pair, reached: dict[int, _Look]) -> Ratio | None:
     mean = float(np.mean(values))
     if not reached:
         return Ratio(exp(mean), None, None, len(values), None)
-    wide = narrow = said = decided = None
+    wide = narrow = reached_verdict = decided = None
     for look, found in reached.items():
         wide, narrow = _both(wide, found.wide), _both(narrow, found.narrow)
         if decided is None:
-            said = verdict(wide, narrow)
-            decided = look if said in DECIDED else None
+            reached_verdict = verdict(wide, narrow)
+            decided = look if reached_verdict in DECIDED else None
     low, high = min(wide.low, mean), max(wide.high, mean)
     freedom = reached[max(reached)].freedom
-    return Ratio(exp(mean), (exp(low), exp(high)), wide.sd, len(values), said, decided, freedom)
+    return Ratio(
+        exp(mean), (exp(low), exp(high)), wide.sd, len(values), reached_verdict, decided, freedom
+    )
 
 
 def _both(before: Interval | None, now: Interval) -> Interval:

@@ -393,12 +393,12 @@ class Table:
             made = comparisons.side_by_side(times, sides, looks)
             ratios |= {pair: _bounded(each.ratio, each.ci) for pair, each in made.items()}
         programs = {case.id: case.program_id for case in self.record.cases}
-        for each in self.record.comparisons:
-            pair = (programs.get(each.numerator), programs.get(each.denominator))
-            if pair in ratios and each.verdict == DIFFERENT:
+        for comparison in self.record.comparisons:
+            pair = (programs.get(comparison.numerator), programs.get(comparison.denominator))
+            if pair in ratios and comparison.verdict == DIFFERENT:
                 ratios[pair] = ratios[pair[::-1]] = None
-            elif ratios.get(pair) and each.ratio is not None and each.ci:
-                ratios[pair] = _bounded(each.ratio, each.ci)
+            elif ratios.get(pair) and comparison.ratio is not None and comparison.ci:
+                ratios[pair] = _bounded(comparison.ratio, comparison.ci)
                 ratios[pair[::-1]] = ratios[pair].turned()
         return ratios
 
@@ -488,7 +488,7 @@ def table(record: Record) -> list[Line]:
 
 def _lines(row: Row) -> Iterator[Line]:
     case, kept = row.case, row.accuracy
-    said = {True: "yes", False: "no", None: "not measured"}[kept.kept]
+    answer = {True: "yes", False: "no", None: "not measured"}[kept.kept]
     for name, figure in row.figures.items():
         ratio = row.ratios.get(name)
         ratios = (ratio.value, ratio.low, ratio.high, ratio.kind) if ratio else (None,) * 4
@@ -500,5 +500,5 @@ def _lines(row: Row) -> Iterator[Line]:
             *(figure.value, figure.low, figure.high, figure.kind),
             *ratios,
             row.price,
-            said if kept.asked else "not asked",
+            answer if kept.asked else "not asked",
         )

@@ -37,15 +37,15 @@ def describe(
     allocator: dict = {"settings": machine.TUNED_ALLOCATOR}
     for name in dict.fromkeys(case.framework for case in plan.every):
         try:
-            found = isolated_measurements.describe(processes, name, environment.threads)
+            described = isolated_measurements.describe(processes, name, environment.threads)
         except (Failed, Unsupported) as error:
             missing[name] = str(error)
             continue
-        packages[name] = found.versions | {"python": found.python}
-        devices[name], allocator[name] = found.device, found.keeps_freed_memory
-        if not on_cpu(found.device):
-            gpu = found.device_info
-        for dtype, flops in found.matmul_flops.items():
+        packages[name] = described.versions | {"python": described.python}
+        devices[name], allocator[name] = described.device, described.keeps_freed_memory
+        if not on_cpu(described.device):
+            gpu = described.device_info
+        for dtype, flops in described.matmul_flops.items():
             peaks[dtype] = max(peaks.get(dtype, 0.0), flops)
     whole = environment.but(
         packages=packages, devices=devices, gpu=gpu, allocator=allocator, peak_flops=peaks
@@ -71,11 +71,11 @@ def note(plan: Plan, state: RunState, environment: Environment, missing: dict[st
     for case in plan.every:
         if case.framework in missing:
             refuse(state, case, missing[case.framework])
-        needs, found = case.variant.requires, state.cases[case.id]
+        needs, of_case = case.variant.requires, state.cases[case.id]
         if needs == "compiler" and not machine.compiler():
-            found.fail("UNSUPPORTED", "needs a C++ compiler; install one (for example g++)")
+            of_case.fail("UNSUPPORTED", "needs a C++ compiler; install one (for example g++)")
         elif needs == "cuda" and on_cpu(state.environment.devices.get(case.framework, "cpu")):
-            found.fail("UNSUPPORTED", "needs a CUDA GPU; none was found")
+            of_case.fail("UNSUPPORTED", "needs a CUDA GPU; none was found")
 
 
 def refuse(state: RunState, case: Case, reason: str) -> None:

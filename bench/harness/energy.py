@@ -59,7 +59,7 @@ def _reads(counter: Counter) -> bool:
 
 def _rapl(powercap: Path) -> dict[str, Counter]:
     """Zones of the processors. `intel-rapl-mmio` counts the same packages once more."""
-    found = {}
+    counters = {}
     for zone in sorted(powercap.glob("intel-rapl:*")):
         try:
             name = (zone / "name").read_text().strip()
@@ -67,8 +67,8 @@ def _rapl(powercap: Path) -> dict[str, Counter]:
         except (OSError, ValueError):
             continue
         if name.startswith(COUNTED):
-            found[f"RAPL {zone.name} {name}"] = (_file(zone / "energy_uj"), end)
-    return found
+            counters[f"RAPL {zone.name} {name}"] = (_file(zone / "energy_uj"), end)
+    return counters
 
 
 def _file(path: Path) -> Callable[[], float]:
@@ -84,12 +84,12 @@ def _nvml() -> dict[str, Counter]:
     count = ctypes.c_uint()
     if library.nvmlInit_v2() or library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
         return {}
-    found = {}
+    counters = {}
     for number in range(count.value):
         handle = ctypes.c_void_p()
         if not library.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(handle)):
-            found[f"NVML GPU {number}"] = (_gpu(library, handle), float("inf"))
-    return found
+            counters[f"NVML GPU {number}"] = (_gpu(library, handle), float("inf"))
+    return counters
 
 
 def _gpu(library: ctypes.CDLL, handle: ctypes.c_void_p) -> Callable[[], float]:

@@ -138,11 +138,11 @@ class Executor:
         self.recorder.say("first calls and memory", f"{len(cases)} starts")
 
         def keep(case: Case, measurement: Measurement) -> None:
-            found = self.state.cases[case.id]
-            found.cold_starts.append(measurement.answer)
-            found.imports = measurement.imports
+            of_case = self.state.cases[case.id]
+            of_case.cold_starts.append(measurement.answer)
+            of_case.imports = measurement.imports
             if reason := measurement.answer.not_applied:
-                found.fail("NOT_APPLIED", reason)
+                of_case.fail("NOT_APPLIED", reason)
 
         with self.recorder.part("cold"):
             isolated_measurements.cold_starts(
@@ -210,12 +210,12 @@ class Executor:
         self.recorder.say(words, f"{len(cases)} cases")
 
         def note(case: Case, trained: Trained) -> None:
-            found = self.state.cases[case.id]
-            found.trained, found.seconds["training"] = trained, trained.seconds
+            of_case = self.state.cases[case.id]
+            of_case.trained, of_case.seconds["training"] = trained, trained.seconds
             if trained.status != "OK":
-                found.fail(trained.status, trained.reason)
-            elif found.status == "OK":
-                found.reason = trained.reason
+                of_case.fail(trained.status, trained.reason)
+            elif of_case.status == "OK":
+                of_case.reason = trained.reason
             done.append(case)
             self.recorder.say(f"{words} · {len(done)} of {len(cases)}", case.id)
             self.recorder.save()

@@ -73,11 +73,11 @@ def _case(plan: Plan, state: RunState, case: Case) -> Row:
     What it shows of another's, that one holds.
     """
     technique, variant, task = plan.techniques[case.technique], case.variant, case.task
-    found, program = state.cases[case.id], plan.shown[case.id]
+    of_case, program = state.cases[case.id], plan.shown[case.id]
     count = train_step_flops if case.workload.mode == "train" else forward_flops
-    blocks = sorted(found.blocks, key=lambda played: (played.match, played.block))
+    blocks = sorted(of_case.blocks, key=lambda played: (played.match, played.block))
     settings = next((played.settings for played in blocks), None)
-    trained = found.trained
+    trained = of_case.trained
     return Row(
         id=case.id,
         technique=case.technique,
@@ -98,19 +98,19 @@ def _case(plan: Plan, state: RunState, case: Case) -> Row:
         changes_weights=variant.changes == "weights",
         loss_tolerance=max(variant.loss_tolerance or 0.0, task.parity),
         flops=count(task.model, case.workload.batch_size),
-        status=found.status,
-        reason=found.reason,
+        status=of_case.status,
+        reason=of_case.reason,
         program=program,
         timing=Timing(step_s=_samples(blocks)),
         blocks=[played.as_record() for played in blocks if played.losses],
-        cold_starts=[start.as_record() for start in found.cold_starts],
-        accuracy=Accuracy(metric=task.metric, per_seed=trained.per_seed) if found.seeds else None,
+        cold_starts=[start.as_record() for start in of_case.cold_starts],
+        accuracy=Accuracy(metric=task.metric, per_seed=trained.per_seed) if of_case.seeds else None,
         trained_artifacts=trained.artifacts if trained else [],
         trained_metrics=trained.metrics if trained else [],
-        probed=found.probed,
-        evidence=_evidence(state.cases[program], found, technique.counts),
+        probed=of_case.probed,
+        evidence=_evidence(state.cases[program], of_case, technique.counts),
         process=settings and msgspec.to_builtins(settings),
-        seconds=_seconds(found),
+        seconds=_seconds(of_case),
     )
 
 
@@ -137,9 +137,9 @@ def _evidence(program: CaseState, case: CaseState, counts: bool) -> dict | None:
     return evidence | (case.evidence or {}) or None
 
 
-def _seconds(found: CaseState) -> dict[str, float]:
+def _seconds(of_case: CaseState) -> dict[str, float]:
     """What each part took, over all blocks."""
-    seconds = Counter(found.seconds)
-    for played in found.blocks:
+    seconds = Counter(of_case.seconds)
+    for played in of_case.blocks:
         seconds.update(played.seconds)
     return dict(seconds)

@@ -63,32 +63,32 @@ def parts(plan: Plan, state: RunState) -> list[Part]:
 def _passes(plan: Plan, state: RunState) -> list[Part]:
     """The passes: who leaves after a look is not known before."""
     matches = [[plan.by_id[name] for name in match] for match in state.matches]
-    of_pass, played, share, found = plan.durations.of_pass, state.played, 1.0, []
+    of_pass, played, share, parts = plan.durations.of_pass, state.played, 1.0, []
     last = [matches[number] for number in state.passes[-1]]
     for block in range(plan.amount.blocks):
         name = f"pass {block + 1}"
         share = STAYING.get(block, share) if block in plan.amount.looks else share
         if block < len(state.passes):
             lacking = [matches[n] for n in state.passes[block] if (n, block) not in played]
-            found.append(Part.sure(name, len(lacking), of_pass(lacking)))
+            parts.append(Part.sure(name, len(lacking), of_pass(lacking)))
         else:
             most = of_pass(last)
-            found.append(Part(name, len(last), share * most, most))
-    return found
+            parts.append(Part(name, len(last), share * most, most))
+    return parts
 
 
 def _training(plan: Plan, state: RunState) -> list[Part]:
     """The training of each look at the seeds: who is trained further is not known before."""
     cases = [case for case in open_cases(plan, state) if plan.trained(case)]
     cases = [case for case in cases if not state.cases[case.id].training_is_over]
-    share, before, found = 1.0, 0, []
+    share, before, parts = 1.0, 0, []
     for seeds in plan.seeds:
         lacking = [(case, seeds - max(before, state.cases[case.id].seeds)) for case in cases]
         prices = [n * plan.durations.of("training", case) for case, n in lacking if n > 0]
         most = sum(prices) + bool(prices) * plan.durations.parents_s
-        found.append(Part(f"training, {seeds} seeds", len(prices), share * most, most))
+        parts.append(Part(f"training, {seeds} seeds", len(prices), share * most, most))
         share, before = SEEDS_STAYING, seeds
-    return found
+    return parts
 
 
 # In words -----------------------------------------------------------------------------------------

@@ -124,11 +124,11 @@ def programs(cases: Iterable[Case], techniques: dict[str, Technique]) -> dict[st
     Measured is one that is timed rather than one that is not, a baseline rather than another row,
     one whose technique counts its model's parameters, and then the first.
     """
-    found: dict[tuple, list[Case]] = {}
+    by_program: dict[tuple, list[Case]] = {}
     for case in cases:
-        found.setdefault(_program(case), []).append(case)
+        by_program.setdefault(_program(case), []).append(case)
     shown = {}
-    for same in found.values():
+    for same in by_program.values():
         best = max(same, key=lambda c: (c.timed, c.is_baseline, techniques[c.technique].counts))
         shown |= {case.id: best.id for case in same}
     return shown
@@ -216,21 +216,21 @@ class _Division:
 
     def _groups(self, cases: list[Case]) -> list[list[Case]]:
         """Cases that stay together: of a technique, or if these are too many, of its variants."""
-        found: list[list[Case]] = []
+        made: list[list[Case]] = []
         for technique in dict.fromkeys(case.technique for case in cases):
-            own = [case for case in cases if case.technique == technique]
-            if self._fit(own):
-                found.append(own)
+            of_technique = [case for case in cases if case.technique == technique]
+            if self._fit(of_technique):
+                made.append(of_technique)
                 continue
             groups: list[list[Case]] = []
-            for name in dict.fromkeys(case.variant.name for case in own):
-                twins = [case for case in own if case.variant.name == name]
+            for name in dict.fromkeys(case.variant.name for case in of_technique):
+                twins = [case for case in of_technique if case.variant.name == name]
                 if groups and self._fit(groups[-1] + twins):
                     groups[-1] += twins
                 else:
                     groups.append(twins)
-            found += groups
-        return found
+            made += groups
+        return made
 
     def _with_company(self, part: list[Case]) -> list[Case]:
         """A part with the baselines that play in it, in the order of the plan."""

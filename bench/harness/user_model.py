@@ -7,6 +7,7 @@ that every technique's bench file works on it as it does on a task of the suite.
 from __future__ import annotations
 
 import importlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -19,6 +20,7 @@ import numpy as np
 
 from bench.analysis.values import SMALLEST_LOSS
 from bench.harness import memory
+from bench.harness.machine import KERAS_BACKEND
 from shared import user_model
 from shared.profiles import endless
 from shared.user_model import BATCHES, MAKERS, SEED, BadFile, NoFigure
@@ -45,6 +47,7 @@ class Side:
         self.task = user_model.task(self.about, self.name)
         self.folder = folder / self.name
         self.weights = user_model.load_weights(self.folder)
+        self.parts_apart = self.about["sides"][self.name].get("parts_apart", 0.0)
         kit = importlib.import_module(f"{impl.__name__}.kit.user_model")
         with impl.kit.runtime.same_threads():
             module = user_model.load_checked(self.about["path"], folder, self.about["cwd"])
@@ -132,15 +135,15 @@ def _evaluated(module: Any, kit: Any, predict: Callable, side: str) -> float:
 
     given = (ask, MAKERS[side])[: user_model.argument_count(module.evaluate)]
     try:
-        found = user_model.call("evaluate", module.__file__, module.evaluate, *given)
+        returned = user_model.call("evaluate", module.__file__, module.evaluate, *given)
     except BadFile as error:
         if failed:
             raise
         raise NoFigure(str(error)) from error
     try:
-        value = float(found)
+        value = float(returned)
     except (TypeError, ValueError):
-        said = f"evaluate gives a {type(found).__name__}, no number"
+        said = f"evaluate gives a {type(returned).__name__}, no number"
         raise BadFile(f"{said}: return a figure of which more is better") from None
     if not np.isfinite(value):
         raise BadFile(f"evaluate gives {value}: return a figure of which more is better")
@@ -188,7 +191,7 @@ def _maker(module: Any, side: str) -> Callable:
 
     def make() -> Any:
         with runtime.same_threads():
-            return user_model.call(name, module.__file__, getattr(module, name))
+            return user_model.call(name, module.__file__, user_model.function(module, name))
 
     return make
 
@@ -260,6 +263,7 @@ class Checking:
             **checked,
             **_of_model(kit.named_parameters(model), weights),
             **_of_file(module),
+            "parts_apart": self._parts_apart(file_model, model, resident[0]),
             "batch_size": size,
             "labels_sha256": checksum(_numbered(batches[0][1])),
             "scatter": scatter,
@@ -267,6 +271,14 @@ class Checking:
             "peak_bytes": memory.own_peak(),
             "as_given": as_given,
         }
+
+    def _parts_apart(self, file_model: Any, model: Any, batch: tuple) -> float:
+        """See `parts_apart`; 0 where the loss takes no prediction."""
+        try:
+            output = self.impl.kit.training.make_predict(model)(batch[0])
+            return user_model.parts_apart(file_model.loss, output, batch[1])
+        except Exception:  # the model predicts something else, or its loss takes more than that
+            return 0.0
 
     def _scatter(
         self, kit: Any, file_model: Any, weights: dict, batches: list
@@ -303,6 +315,7 @@ class Checking:
         Runs in PyTorch's worker, which imports TensorFlow too: the other way round the process
         aborts. PyTorch's side has been checked.
         """
+        os.environ["KERAS_BACKEND"] = KERAS_BACKEND
         module, place = user_model.load_checked(path, Path(folder), cwd), Path(folder)
         kits, models = {}, {}
         for side in ("pt", "tf"):
@@ -339,6 +352,7 @@ def _of_file(module: Any) -> dict:
     """What a file says beside its model."""
     return {
         "evaluates": hasattr(module, "evaluate"),
+        "keras_backend": os.environ.get("KERAS_BACKEND"),
         "margin": float(getattr(module, "margin", MARGIN)),
         "train_steps": int(getattr(module, "train_steps", TRAIN_STEPS)),
         "named": hasattr(module, "batch") and user_model.takes_framework(module),
@@ -376,31 +390,31 @@ def _batches(module: Any, side: str) -> tuple[int, list[tuple], bool]:
     if hasattr(module, "batch"):
         size = user_model.usual_size(module)
         given = [user_model.given(module, size, SEED + place, side) for place in range(BATCHES)]
-        found = [user_model.pair(each, "batch") for each in given]
-        if not _equal(user_model.draw(module, size, SEED, side), found[0]):
+        batches = [user_model.pair(each, "batch") for each in given]
+        if not _equal(user_model.draw(module, size, SEED, side), batches[0]):
             raise BadFile(
                 f"batch({size}, {SEED}) gives other numbers each time: draw them from "
                 "np.random.default_rng(seed)"
             )
-        if hasattr(module, "evaluate") and _equal(found[1], found[0]):
+        if hasattr(module, "evaluate") and _equal(batches[1], batches[0]):
             raise BadFile(
                 "batch gives the same numbers whatever its seed, so that every training for "
                 "evaluate would be the same: draw them from np.random.default_rng(seed)"
             )
     else:
-        made = user_model.call("batches", module.__file__, module.batches)
-        stream = iter(made)
+        make = user_model.function(module, "batches", "batch")
+        stream = iter(user_model.call("batches", module.__file__, make))
         given = []
         while len(given) < BATCHES:
-            each = user_model.call("batches", module.__file__, next, stream, None)
-            if each is None:
+            batch = user_model.call("batches", module.__file__, next, stream, None)
+            if batch is None:
                 raise BadFile(f"batches() ends after {len(given)}: {BATCHES} are needed at least")
-            given.append(each)
-        found = [user_model.pair(each, "batches") for each in given]
-        size = len(user_model.leaves(found[0][0])[0])
-    for x, _ in found:
+            given.append(batch)
+        batches = [user_model.pair(each, "batches") for each in given]
+        size = len(user_model.leaves(batches[0][0])[0])
+    for x, _ in batches:
         user_model.check_size(x, size, "batch" if hasattr(module, "batch") else "batches")
-    return size, found, all(map(user_model.keeps_structure, given[0]))
+    return size, batches, all(map(user_model.keeps_structure, given[0]))
 
 
 def _of_twins(module: Any, batches: list[tuple], folder: Path) -> list[tuple]:

@@ -64,10 +64,10 @@ class Watch:
         losses = list(map(float, self.losses))
         end = losses[len(losses) * 3 // 4 :]
         jumps = [(after - before) ** 2 / 2 for before, after in pairwise(end)]
-        found = {"loss_fluctuation": {"value": math.sqrt(mean(jumps)), "unit": self.unit}}
+        measured = {"loss_fluctuation": {"value": math.sqrt(mean(jumps)), "unit": self.unit}}
         if self.target is None:
-            return found
+            return measured
         return {
             "steps_to_target": {"value": steps, "unit": "steps"},
             "cpu_time_to_target": {"value": seconds, "unit": "s"},
-        } | found
+        } | measured

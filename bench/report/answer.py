@@ -151,20 +151,20 @@ def perhaps(ranking: Ranking) -> list[Row]:
 
 def lines(ranking: Ranking, *, every: bool = False) -> list[tuple[str, str]]:
     """A ranking as labels and texts: what is cheapest, what is best, and why no other."""
-    said = []
+    parts = []
     if ranking.cheapest:
-        said.append(("cheapest", _sentence(ranking, ranking.cheapest)))
+        parts.append(("cheapest", _sentence(ranking, ranking.cheapest)))
     best = "first" if ranking.aim.provisional else "best"
-    said.append((best, _sentence(ranking, ranking.best)))
+    parts.append((best, _sentence(ranking, ranking.best)))
     if not every:
         other = _of_other_framework(ranking)
-        said += [("other", _brief(ranking, other))] if other else []
-        said += [("perhaps", _sentence(ranking, row)) for row in perhaps(ranking)[:1]]
-        return [*said, ("why", why(ranking))]
+        parts += [("other", _brief(ranking, other))] if other else []
+        parts += [("perhaps", _sentence(ranking, row)) for row in perhaps(ranking)[:1]]
+        return [*parts, ("why", why(ranking))]
     for other in ranking.others:
         words = full_name(other.row) if other.place == "lacking" else _brief(ranking, other.row)
-        said.append((LABELS[other.place], ": ".join(filter(None, (words, other.reason)))))
-    return said
+        parts.append((LABELS[other.place], ": ".join(filter(None, (words, other.reason)))))
+    return parts
 
 
 LABELS = {

@@ -134,12 +134,12 @@ def text(records: list[Record], judged: list[Judged], width: int = 80) -> list[s
 def _tested(judged: Judged, width: int) -> list[str]:
     claim = judged.claim
     lines = wrap(plain(f"{title(claim)}: {claim.figure} ({source(claim)})"), width)
-    said = {
+    texts = {
         "  said": wording(claim),
         "  asked": f"{read_as(claim.rule)}: {asked(claim.rule)}",
         "  here": here(judged),
     }
-    for label, words in said.items():
+    for label, words in texts.items():
         lines += hanging(label, plain(words), width, LABEL)
     return lines
 

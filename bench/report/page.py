@@ -58,7 +58,7 @@ class Decision:
 FIRST = 6  # aims on the first screen; what follows is folded
 
 
-def html(record: Record, own: str = "", report: Report | None = None) -> str:
+def html(record: Record, user_answer: str = "", report: Report | None = None) -> str:
     """The whole page. own: the answer of a run on a user's model, as text.
 
     report: of `record`, if it is made.
@@ -72,7 +72,7 @@ def html(record: Record, own: str = "", report: Report | None = None) -> str:
         .get_template("report.html.j2")
         .render(
             report=report,
-            own=own,
+            own=user_answer,
             gains=gains.chart(report.works),
             summaries=[advised.table(part) for part in (shown, more) if part],
             legend=advised.LEGEND,

@@ -33,15 +33,17 @@ def leaf_title(leaf: Leaf) -> str:
 
 def ends(leaf: Leaf) -> list[str]:
     """The rows at which a path ends, and how many others there were."""
-    said = [_sentence(row, leaf.goal.figure) for row in leaf.rows[:SHOWN]]
+    sentences = [_sentence(row, leaf.goal.figure) for row in leaf.rows[:SHOWN]]
     rest = {
-        "more with a gain": len(leaf.rows) - len(said),
+        "more with a gain": len(leaf.rows) - len(sentences),
         "not shown to gain": leaf.unproven,
         "measured once, without an interval": leaf.once,
         "with a gain, but not shown to keep accuracy": leaf.refused,
     }
     counted = "; ".join(f"{count} {words}" for words, count in rest.items() if count)
-    return said + ([f"{'others' if said else 'none advised'}: {counted}"] if counted else [])
+    return sentences + (
+        [f"{'others' if sentences else 'none advised'}: {counted}"] if counted else []
+    )
 
 
 def _sentence(row: Row, name: str) -> str:
@@ -54,28 +56,28 @@ def _sentence(row: Row, name: str) -> str:
 # The matrix --------------------------------------------------------------------------------------
 
 
-def matrix(found: list[Priority]) -> Table:
+def matrix(ranked: list[Priority]) -> Table:
     """A line for each technique and framework; a gain is that of its best row."""
-    figures = [f for f in FIGURES if any(p.best(f) for p in found)]
+    figures = [f for f in FIGURES if any(p.best(f) for p in ranked)]
     columns = of_words("technique", "framework")
     columns += of_figures(*(f"{HEADS[f]}\n(best row)" for f in figures))
     columns += of_figures("paid, small\nmodels", "paid, large\nmodels")
     columns += of_figures("first call\n[s]", "rows less\naccurate")
     columns += of_figures("lines to\ncopy", "refused\nmodels")
     columns += of_words("needs")
-    return Table("Priorities", columns, [_line(each, figures) for each in found])
+    return Table("Priorities", columns, [_line(each, figures) for each in ranked])
 
 
-def _line(each: Priority, figures: list[str]) -> list[str]:
-    cost = each.cost
+def _line(priority: Priority, figures: list[str]) -> list[str]:
+    cost = priority.cost
     refused = MISSING if cost is None or not cost.models else f"{cost.refused} of {cost.models}"
     return [
-        each.technique.replace("_", " "),
-        FRAMEWORKS[each.framework],
-        *(_best(each, figure) for figure in figures),
-        *(_of(each.paid(large)) for large in (False, True)),
-        _span(each.first_calls),
-        _of((each.lossy, len(each.rows))),
+        priority.technique.replace("_", " "),
+        FRAMEWORKS[priority.framework],
+        *(_best(priority, figure) for figure in figures),
+        *(_of(priority.paid(large)) for large in (False, True)),
+        _span(priority.first_calls),
+        _of((priority.lossy, len(priority.rows))),
         f"{cost.lines:,}" if cost else MISSING,
         refused,
         ", ".join(cost.packages) if cost and cost.packages else MISSING,
@@ -121,7 +123,7 @@ HOW = (
 )
 
 
-def text(record: Record, found: list[Priority], width: int = 80) -> list[str]:
+def text(record: Record, ranked: list[Priority], width: int = 80) -> list[str]:
     """The path of questions, then the matrix."""
     lines = [*wrap(plain(measured([record])), width)]
     lines += [line for warning in warnings(record) for line in wrap(f"!! {warning}", width)]
@@ -132,13 +134,13 @@ def text(record: Record, found: list[Priority], width: int = 80) -> list[str]:
             lines.append(leaf_title(leaf))
             for words in ends(leaf):
                 lines += hanging("  -", plain(words), width, 4)
-    return [*lines, "", *grid(matrix(found), width)]
+    return [*lines, "", *grid(matrix(ranked), width)]
 
 
 HEAD = "<!-- Made by `twinbench priorities {} --write`. Make a new record, then make it again. -->"
 
 
-def page(record: Record, found: list[Priority], given: str) -> str:
+def page(record: Record, ranked: list[Priority], given: str) -> str:
     """The page as Markdown; `given`: the path of the record."""
     parts = [HEAD.format(given), f"# {TITLE}"]
     parts.append(f"{escape(measured([record]))} Run: {escape(run_line(record))}.")
@@ -150,5 +152,5 @@ def page(record: Record, found: list[Priority], given: str) -> str:
         for leaf in leaves:
             items = "\n".join(f"- {escape(words)}" for words in ends(leaf))
             parts.append(f"{escape(leaf_title(leaf))}:\n\n{items}")
-    parts += ["## Priorities", markdown_table(matrix(found)), "## How it is made", *HOW]
+    parts += ["## Priorities", markdown_table(matrix(ranked)), "## How it is made", *HOW]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"

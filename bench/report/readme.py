@@ -168,11 +168,11 @@ def _ahead(run: Record) -> str | None:
     parts = []
     compared = [each for each in answers(run) if each.between and each.between.bounds]
     for aim in dict.fromkeys(each.question.aim for each in compared):
-        own = [each for each in compared if each.question.aim == aim]
-        counts = Counter(each.ahead for each in own)
+        of_aim = [each for each in compared if each.question.aim == aim]
+        counts = Counter(each.ahead for each in of_aim)
         ahead = [f"{name} {counts[side]}" for side, name in FRAMEWORKS.items() if counts[side]]
         if ahead:
-            parts.append(f"{aim}, {' and '.join(ahead)} of {len(own)}")
+            parts.append(f"{aim}, {' and '.join(ahead)} of {len(of_aim)}")
     if not parts:
         return None
     return (

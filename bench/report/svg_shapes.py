@@ -132,19 +132,19 @@ def _even_ticks(low: float, high: float) -> list[float]:
     size = 10.0 ** floor(log10((high - low) / MOST_TICKS))
     for times in (1, 2, 5, 10, 20):
         step = times * size
-        found = [step * n for n in range(ceil(low / step), floor(high / step) + 1)]
-        if len(found) <= MOST_TICKS:
+        ticks = [step * n for n in range(ceil(low / step), floor(high / step) + 1)]
+        if len(ticks) <= MOST_TICKS:
             break
-    return found
+    return ticks
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
     decades = range(floor(log10(low)), ceil(log10(high)) + 1)
     for digits in ((1, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
-        found = [d * 10.0**n for n in decades for d in digits if low <= d * 10.0**n <= high]
-        if len(found) <= MOST_TICKS:
-            return found
-    return found[:: ceil(len(found) / MOST_TICKS)]
+        ticks = [d * 10.0**n for n in decades for d in digits if low <= d * 10.0**n <= high]
+        if len(ticks) <= MOST_TICKS:
+            return ticks
+    return ticks[:: ceil(len(ticks) / MOST_TICKS)]
 
 
 def tick_text(value: float) -> str:
@@ -195,11 +195,11 @@ def letters(count: int) -> list[str]:
 def spread_letters(places: list[tuple[float, float, str]]) -> list[Label]:
     """A letter right of each point, moved down where it would cover one before it."""
     taken: list[tuple[float, float]] = []
-    found = []
+    drawn = []
     for point, y, letter in sorted(places):
         x = min(point + 1.8, 98.0)  # within the chart
         while any(abs(x - a) < 4 and abs(y - b) < 12 for a, b in taken):
             y += 12
         taken.append((x, y))
-        found.append(Label(x, y - 6, letter, "letter"))
-    return found
+        drawn.append(Label(x, y - 6, letter, "letter"))
+    return drawn

@@ -87,10 +87,10 @@ def scatter(points: list[Point], *, cost: str, metric: str, more_is_better: bool
 Trained = list[tuple[str, Case]]  # cases with their labels
 
 
-def tradeoffs(found: View, task: TaskFacts) -> list[tuple[Table, list[Chart]]]:
+def tradeoffs(view: View, task: TaskFacts) -> list[tuple[Table, list[Chart]]]:
     """Accuracy over step time, and over size where there is one: a table for each batch size."""
     tables = []
-    for batch, rows in found.rows.items():
+    for batch, rows in view.rows.items():
         trained = [
             (row.label, case)
             for row in rows

@@ -142,8 +142,8 @@ STATISTICS = (
     Fault(
         "a ratio upside down",
         "bench/analysis/fit.py",
-        "shift = self.pooled[top] - self.pooled[bottom] - float(np.mean(each))",
-        "shift = self.pooled[bottom] - self.pooled[top] - float(np.mean(each))",
+        "shift = self.pooled[top] - self.pooled[bottom] - float(np.mean(measured))",
+        "shift = self.pooled[bottom] - self.pooled[top] - float(np.mean(measured))",
         FIT,
     ),
     Fault(
