@@ -23,8 +23,8 @@ LEFT, RIGHT = np.random.default_rng(3).normal(size=(2, 9, 4)).astype(np.float32)
 TARGET = np.array([0, 1, 2, 0, 1, 2, 0, 1, 2])
 
 
-def batches(kit, spec, count=1, samples=8):
-    """Batches of random data, the same in every process."""
+def batches(kit, spec, count=1, samples=8, signal=0.0):
+    """Batches of random data, the same in every process; images may show their labels."""
     random = np.random.default_rng(11)
     made = []
     for _ in range(count):
@@ -33,7 +33,8 @@ def batches(kit, spec, count=1, samples=8):
             y = (3 * x + 1) % spec.vocabulary
         else:
             y = random.integers(0, spec.num_classes, samples)
-            x = random.normal(size=(samples, *spec.input_shape)).astype(np.float32)
+            x = random.normal(size=(samples, *spec.input_shape))
+            x = (x + signal * y[:, None, None, None]).astype(np.float32)
         made.append((x, y))
     return kit.data.resident_batches(made)
 
