@@ -1,33 +1,34 @@
-"""Two of each four weights are zero, the smaller two, and stay so, alike in both frameworks.
-
-Each framework runs in a process of its own (`semi_structured_pruning_worker.py`): PyTorch,
-Keras 3 and tf_keras.
-"""
+"""Two of each four weights are zero, the smaller two, and stay so, alike in both frameworks."""
 
 from __future__ import annotations
+
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from bench.compression.bench_semi_structured_pruning import most_of_four
-from shared.specs import TASKS
-from tests import workers
+from bench.compression import bench_semi_structured_pruning as bench
+from bench.harness.plan import Work
+from bench.harness.stages import Stages
+from shared.specs import TASKS, CNNSpec
+from shared.weights import init_weights
+from tests.compression import teaching
 
-WORKERS = ("pt", "tf_keras", "tf")
-BAR = 1e-5  # the parity of the tasks with CNNs
+FRAMEWORKS = ("pt", "tf", "tf_keras")
+MODELS = "pruning"
+PT, TF = pytest.mark.only("pt"), pytest.mark.only("tf", "tf_keras")
+CNN = CNNSpec((8, 8, 3), ((6, 1), (8, 2)), num_classes=10)  # groups of 3, of 4 and 2, of 4 and 4
 # Of three inputs two stay; of six, four and two make 2 + 2; of eight half.
 ZEROS = {"conv0.kernel": 1 / 3, "conv1.kernel": 1 / 3, "head.kernel": 1 / 2}
 
 
-@pytest.fixture(scope="module")
-def evidence():
-    """What each worker found: {"pt": {scenario: ...}, ...}."""
-    return workers.run("compression.semi_structured_pruning_worker", WORKERS)
-
-
-@pytest.fixture(params=WORKERS)
-def found(request, evidence):
-    return evidence[request.param]
+def start(*, ties=False):
+    """Initial weights; with `ties` of few different magnitudes."""
+    weights = init_weights(CNN, seed=1)
+    for name in ZEROS if ties else ():
+        weights[name] = (np.round(4 * weights[name]) / 4).astype(np.float32)
+    return weights
 
 
 def by_hand(kernel):
@@ -42,109 +43,169 @@ def by_hand(kernel):
     return less
 
 
-@pytest.mark.parametrize("weights", ["distinct", "ties"])
-def test_the_smaller_two_of_four_are_zero(found, weights):
-    case = found["at_once"][weights]
-    assert case["before"].keys() == ZEROS.keys()
-    for name, before in case["before"].items():
-        assert np.array_equal(np.array(case["after"][name]), by_hand(np.array(before))), name
-    assert case["kept"]
+def train(kit, model, stream):
+    optimizer = kit.training.make_optimizer(model, TASKS["digits-cnn"].recipe)
+    step = kit.training.make_train_step(model, optimizer, kit.training.cross_entropy)
+    return teaching.losses_of(kit, step, stream)
 
 
-def test_shares_of_zeros(found):
-    after = found["at_once"]["distinct"]["after"]
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_smaller_two_of_four_are_zero(kit, technique, ties):
+    weights = start(ties=ties)
+    source = kit.models.build(CNN, weights)
+    final = technique.finalize_two_to_four(technique.apply_two_to_four(source))
+    after = teaching.weights_of(kit, final)
     for name, share in ZEROS.items():
-        assert np.mean(np.array(after[name]) == 0) == pytest.approx(share)
-    dense = found["at_once"]["distinct"]["before"]["head.kernel"]
-    assert [most_of_four(np.array(kernel)) for kernel in (after["head.kernel"], dense)] == [2, 4]
+        assert np.array_equal(after[name], by_hand(weights[name])), name
+        assert ties or np.mean(after[name] == 0) == pytest.approx(share)
+    kernels = after["head.kernel"], start()["head.kernel"]
+    assert [bench.most_of_four(kernel) for kernel in kernels] == [2, 4]
+    assert teaching.farthest(teaching.weights_of(kit, source), weights) == 0
 
 
-def test_masks_hold_while_sgd_with_momentum_trains(found):
-    trained, first = found["training"]["kernels"], found["at_once"]["distinct"]["after"]
-    for name, kernel in trained.items():
-        assert np.array_equal(np.array(kernel) == 0, np.array(first[name]) == 0), name
-        assert not np.allclose(kernel, first[name])
+def test_masks_hold_while_sgd_with_momentum_trains(kit, technique, models, agrees):
+    """Twins lose alike, and finalizing keeps predictions."""
+    stream = teaching.batches(kit, CNN, 10, samples=16)
+    model = technique.apply_two_to_four(kit.models.build(CNN, start()))
+    losses = train(kit, model, stream)
+    agrees("ten steps", {"losses": losses}, 1e-5)
+    assert losses[-1] < losses[0]
+    final = technique.finalize_two_to_four(model)
+    masked, plain = (
+        models.numpy(kit.training.make_predict(one)(stream[0][0])) for one in (model, final)
+    )
+    assert np.allclose(masked, plain, rtol=1e-6, atol=1e-6)
+    assert np.abs(plain).max() > 0.1
+    weights = teaching.weights_of(kit, final)
+    for name in ZEROS:
+        first = by_hand(start()[name])
+        assert np.array_equal(weights[name] == 0, first == 0), name
+        assert not np.allclose(weights[name], first)
 
 
-def test_finalizing_keeps_predictions(found):
-    training = found["training"]
-    assert np.allclose(training["masked"], training["final"], rtol=1e-6, atol=1e-6)
-    assert np.abs(training["final"]).max() > 0.1
+def test_the_benchmark_masks_a_trained_model(impl, kit, technique, models, tmp_path):
+    """No stage but the first, which rows share, takes a step here."""
+    task, stream = replace(TASKS["digits-cnn"], model=CNN), teaching.batches(kit, CNN, 4)
+    x, epochs = stream[0][0], []
+
+    def fit(step, count):
+        if not epochs:
+            for batch in stream:
+                step(*batch)
+        epochs.append(count)
+
+    shared = Stages(impl, task, start(), 0, tmp_path, fit)
+    dense, masked = (
+        models.numpy(bench.prepare(impl, work).train(shared)(x))
+        for work in (
+            Work(task, "dense", {}, batch_size=16, weights=start()),
+            Work(task, "masked", {"masked": True}, batch_size=16, weights=start()),
+        )
+    )
+    assert epochs == [task.recipe.epochs, 4, 4]
+    trained = kit.models.build(CNN, start())
+    train(kit, trained, stream)
+    whole, after = (
+        models.numpy(kit.training.make_predict(one)(x))
+        for one in (trained, technique.apply_two_to_four(trained))
+    )
+    assert np.allclose(dense, whole, rtol=1e-5, atol=1e-5)
+    assert np.allclose(masked, after, rtol=1e-5, atol=1e-5)
+    assert not np.allclose(after, whole, atol=0.01)
 
 
-@pytest.mark.parametrize("flavour", ["tf", "tf_keras"])
-def test_twins_agree(evidence, flavour):
-    pt, tf = (evidence[name]["training"] for name in ("pt", flavour))
-    pairs = zip(pt["losses"], tf["losses"], strict=True)
-    assert max(abs(a / b - 1) for a, b in pairs) < BAR
-    assert pt["losses"][-1] < pt["losses"][0]
-    zeros = [{n: np.array(k) == 0 for n, k in side["kernels"].items()} for side in (pt, tf)]
-    assert all(np.array_equal(zeros[0][name], zeros[1][name]) for name in zeros[0])
+def test_linear_layers_and_plain_convolutions_alone_are_pruned(technique, models):
+    source = models.Grouped()
+    zeros = models.zeros_by_layer(
+        technique.finalize_two_to_four(technique.apply_two_to_four(source))
+    )
+    assert zeros == {"conv": 0.5, "head": 0.5, "grouped": 0.0, "table": 0.0}
+    assert models.zeros_by_layer(source)["head"] == 0.0
 
 
-def test_the_benchmark_masks_a_trained_model(found):
-    stages = found["stages"]
-    assert stages["epochs"] == [TASKS["digits-cnn"].recipe.epochs, 4, 4]
-    assert np.allclose(stages["found"]["dense"], stages["trained"], rtol=1e-5, atol=1e-5)
-    assert np.allclose(stages["found"]["masked"], stages["after"], rtol=1e-5, atol=1e-5)
-    assert not np.allclose(stages["after"], stages["trained"], atol=0.01)
+@PT
+def test_pt_an_embedding_stays_dense_where_it_is_the_head_too(technique, models):
+    final = technique.finalize_two_to_four(technique.apply_two_to_four(models.language()))
+    assert models.zeros_by_layer(final) == {"0": 0.0, "1": 0.5, "2": 0.0}
+    assert final[2].weight is final[0].weight
 
 
-def test_a_model_that_is_not_ours(found):
-    zeros = found["foreign"]
-    assert zeros["conv.weight"] == zeros["head.weight"] == 0.5
-    assert zeros["grouped.weight"] == zeros["table.weight"] == 0.0
+@PT
+@pytest.mark.parametrize(
+    ("make", "masks"),
+    [("twice", [True, False, True]), ("newly_computed", [False, False, True])],
+)
+def test_pt_a_layer_has_one_mask_and_what_is_computed_none(technique, models, make, masks):
+    model = technique.apply_two_to_four(getattr(models, make)())
+    assert [hasattr(module, "weight_mask") for module in model] == masks
 
 
-def test_bad_input_gets_one_clear_line(found):
-    training, refusals = found["training"], found["refusals"]
-    assert training["again"].startswith("ValueError: the model has pruning masks already")
-    for name in ("twice", "dense"):
-        assert training[name].startswith("ValueError: the model has no masks")
-    assert refusals["nothing"].startswith("ValueError: the model has no ")
-
-
-def test_pt_a_kernel_of_two_modules_is_refused(evidence):
-    refusals = evidence["pt"]["refusals"]
-    said = "masks one module's tensor, but 0.weight has two owners"
-    assert refusals["tied"] == f"NotImplementedError: torch.nn.utils.prune {said}"
-    assert refusals["kept"]
-    assert evidence["pt"]["repeated"] == [True, False, True]
-
-
-def test_pt_an_embedding_stays_dense_where_it_is_the_head_too(evidence):
-    assert evidence["pt"]["tied"] == [[0.0, 0.5, 0.0], True]
-    alone = evidence["pt"]["refusals"]["embedding alone"]
-    assert alone == "ValueError: the model has no nn.Linear or nn.Conv2d to prune"
-
-
-def test_pt_kernels_that_are_computed_stay_dense(evidence):
-    masks, fresh = evidence["pt"]["computed"]
-    assert masks == [False, False, True]
-    assert fresh.startswith("NotImplementedError: Python cannot copy the model: Only Tensors")
-
-
-def test_pt_kernels_have_the_pattern_that_gpus_leave_zeros_out_of(evidence):
+@PT
+def test_pt_kernels_have_the_pattern_that_gpus_leave_zeros_out_of(technique, models):
     """PyTorch's own conversion, which drops what is not in the pattern, keeps all of it."""
-    found = evidence["pt"]["compressed"]
-    assert found["packed"] == [[32, 32], True]
-    assert found["CPU"].startswith("NotImplementedError: 0 is on cpu: only Nvidia GPUs from Ampere")
-    assert found["dense"].startswith("ValueError: the model has no nn.Linear with the pattern")
-    assert found["masked"].startswith("ValueError: the model has pruning masks")
-    assert found["kept"]
+    masked, other = (technique.apply_two_to_four(models.wide()) for _ in range(2))
+    final = technique.finalize_two_to_four(other).half()
+    kernel = final[0].weight.detach().clone()
+    assert models.packed_and_unpacked(kernel).equal(kernel)
+    for model, message in (
+        (models.wide(), "the model has no nn.Linear with the pattern"),
+        (masked, "the model has pruning masks"),
+        (final, "0 is on cpu: only Nvidia GPUs from Ampere"),
+    ):
+        with pytest.raises((ValueError, NotImplementedError), match=message):
+            technique.compress_two_to_four(model)
+    assert final[0].weight.equal(kernel)
 
 
-def test_tf_what_tfmot_cannot_follow_is_refused_with_the_reason(evidence):
-    refused = evidence["tf_keras"]["refusals"]
-    assert "NotImplementedError: tfmot prunes functional" in refused["subclassed"]
-    assert "'shared' runs more than once" in refused["twice"]
-    assert "'deep' is within another layer" in refused["nested"]
-    assert refused["unbuilt"].startswith("ValueError: the model has no variables yet")
+# Bad input ---------------------------------------------------------------------------------------
 
 
-def test_keras_3_refuses_a_subclassed_model_alone(evidence):
-    refused = evidence["tf"]["refusals"]
-    assert "NotImplementedError: a subclassed model says nothing" in refused["subclassed"]
-    assert refused["twice"] is None
-    assert refused["nested"] is None
-    assert refused["unbuilt"].startswith("ValueError: the model has no variables yet")
+def of(make):
+    """A refusal of the model that the helpers make of a name."""
+    return lambda t, m: t.apply_two_to_four(getattr(m, make)())
+
+
+def dense(models):
+    return models.linear(np.ones((8, 8), np.float32))
+
+
+REFUSALS = [
+    (
+        lambda t, m: t.apply_two_to_four(t.apply_two_to_four(dense(m))),
+        "the model has pruning masks already",
+    ),
+    (lambda t, m: t.finalize_two_to_four(dense(m)), "the model has no masks"),
+    (
+        lambda t, m: t.finalize_two_to_four(t.finalize_two_to_four(t.apply_two_to_four(dense(m)))),
+        "the model has no masks",
+    ),
+    (of("without_kernels"), "the model has no "),
+    pytest.param(
+        of("tied"),
+        "torch.nn.utils.prune masks one module's tensor, but 0.weight has two owners",
+        marks=PT,
+    ),
+    pytest.param(
+        lambda t, m: t.apply_two_to_four(m.language()[::2]),
+        "the model has no nn.Linear or nn.Conv2d to prune",
+        marks=PT,
+    ),
+    pytest.param(of("computed"), "Python cannot copy the model: Only Tensors", marks=PT),
+    pytest.param(of("unbuilt"), "the model has no variables yet", marks=TF),
+    pytest.param(of("subclassed"), "a subclassed model says nothing", marks=pytest.mark.only("tf")),
+    *(
+        pytest.param(of(make), message, marks=pytest.mark.only("tf_keras"))
+        for make, message in (
+            ("subclassed", "tfmot prunes functional"),
+            ("twice", "'shared' runs more than once"),
+            ("within", "'deep' is within another layer"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSALS)
+def test_a_refusal_says_why(technique, models, call, message):
+    with pytest.raises((ValueError, NotImplementedError)) as caught:
+        call(technique, models)
+    assert re.search(re.escape(message), " ".join(str(caught.value).split()))
