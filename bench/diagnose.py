@@ -17,6 +17,7 @@ import ast
 import contextlib
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -25,16 +26,22 @@ from itertools import chain
 from pathlib import Path
 
 from bench.analysis.questions import Remedy, remedies
+from bench.analysis.table import level
+from bench.harness import machine
 from bench.harness.schedule import remedying
 from bench.harness.worker import ending
 from bench.record import FRAMEWORKS, Record, load, results_file
 from bench.report import parsers
 from bench.report.answer import full_name, share
+from shared.bottlenecks import LIMITS
 from shared.user_model import MAKERS, names
 
 MODULES = {"torch": "pt", "torchvision": "pt", "tensorflow": "tf", "keras": "tf", "tf_keras": "tf"}
 MOST = 5  # remedies
+# Of the cores' time, which other programs may use: with more they move a verdict by themselves.
+MOST_TO_TELL = min(LIMITS.values())
 LEAST_STEPS = 4  # that the profiler takes in turns
+TRAINING = re.compile(r"backward|Gradient|gradient|train|minimize|\.fit\(|autograd")
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
@@ -99,10 +106,18 @@ def newest() -> dict[str, Record]:
     return {}
 
 
-def known(records: dict[str, Record], framework: str, bottleneck: str) -> list[Remedy]:
-    """The remedies of all records, the best gain first."""
-    every = [remedies(record, framework, bottleneck) for record in records.values()]
-    return sorted(chain.from_iterable(every), key=lambda one: one.goal.level(one.gain))
+def can_tell(diagnosis: dict) -> bool:
+    """Whether the machine was quiet enough for a verdict, as far as is known."""
+    return (diagnosis.get("others") or 0.0) <= MOST_TO_TELL
+
+
+def known(records: dict[str, Record], framework: str, diagnosis: dict) -> list[Remedy]:
+    """The remedies of all records, the best gain first; none where nobody can tell."""
+    if not can_tell(diagnosis):
+        return []
+    name, predicts = diagnosis["bottleneck"], diagnosis.get("predicts", False)
+    every = [remedies(r, framework, name, of_prediction=predicts) for r in records.values()]
+    return sorted(chain.from_iterable(every), key=lambda one: level(one.goal.figure, one.gain))
 
 
 def sentence(remedy: Remedy) -> str:
@@ -153,22 +168,60 @@ def diagnosed(framework: str, given: argparse.Namespace) -> dict:
     raise ValueError(f"{given.what} ended by itself, before its step was measured: let it return")
 
 
+def watched(framework: str, given: argparse.Namespace) -> dict:
+    """What is `diagnosed`, whether it is a prediction, and what of the cores others used meanwhile.
+
+    One graph that is compiled whole hides its parts: there a file's words say that it trains.
+    """
+    watch = machine.Watch()
+    diagnosis = diagnosed(framework, given)
+    parts, path = diagnosis["breakdown"], Path(given.what)
+    trains = path.suffix != ".py" or parts["backward"] or parts["optimizer"]
+    predicts = not trains and not TRAINING.search(path.read_text("utf-8", "replace"))
+    diagnosis |= {"others": watch.stop().others, "predicts": predicts}
+    if framework == "tf" and predicts and _calls_predict(path):
+        diagnosis["evidence"].append(
+            "predict of Keras builds a dataset at each call: for one batch call the model itself, "
+            "model(x, training=False), within a tf.function"
+        )
+    return diagnosis
+
+
+def _calls_predict(path: Path) -> bool:
+    """Whether a file calls a method of that name."""
+    calls = (node.func for node in ast.walk(read(path)) if isinstance(node, ast.Call))
+    return any(isinstance(called, ast.Attribute) and called.attr == "predict" for called in calls)
+
+
 def text(framework: str, diagnosis: dict, records: dict[str, Record]) -> list[str]:
     """The verdict, its evidence and the remedies, as lines of 80 columns."""
-    name = diagnosis["bottleneck"]
+    name, busy = diagnosis["bottleneck"], machine.busy(diagnosis.get("others"))
     verdict = "healthy, bound by its arithmetic" if diagnosis["healthy"] else f"held back by {name}"
+    if not can_tell(diagnosis):
+        verdict = f"can't tell what holds it back: other programs used {diagnosis['others']:.0%} of"
+        verdict += " the cores; end them, and ask again"
     lines = [f"{FRAMEWORKS[framework]}: {verdict}"]
+    if busy and can_tell(diagnosis):
+        lines.append(f"  !! {busy}: end them, or figures scatter")
     lines += [f"  {line}" for line in diagnosis["evidence"]]
     cost = max(0.0, diagnosis["breakdown"]["cost"])  # on a busy machine it drowns in the noise
     lines.append(f"  the profiler cost {cost:.1%} of the step, taken away from these shares")
-    place, help_ = ", ".join(records) or "no record", known(records, framework, name)
-    if help_:
-        lines.append(f"  measured to help against {name} ({place}):")
-        lines += [f"    {sentence(remedy)}" for remedy in help_[:MOST]]
-    else:
-        techniques = ", ".join(one.name for one in remedying(name))
-        lines.append(f"  no row of {place} shows a gain; what addresses {name}: {techniques}")
+    if can_tell(diagnosis):
+        lines += _help(framework, diagnosis, records)
     return [_wrapped(line) for line in lines]
+
+
+def _help(framework: str, diagnosis: dict, records: dict[str, Record]) -> list[str]:
+    """What was measured to help, or what may."""
+    name, place = diagnosis["bottleneck"], ", ".join(records) or "no record"
+    if help_ := known(records, framework, diagnosis):
+        said = [f"  measured to help against {name} ({place}):"]
+        return said + [f"    {sentence(remedy)}" for remedy in help_[:MOST]]
+    techniques = remedying(name)
+    if diagnosis.get("predicts"):
+        techniques = [t for t in techniques if any(w.mode == "predict" for w in t.workloads)]
+    names = ", ".join(one.name for one in techniques) or "nothing in this suite"
+    return [f"  no row of {place} shows a gain; what addresses {name}: {names}"]
 
 
 def _wrapped(line: str) -> str:
@@ -202,13 +255,14 @@ def main(arguments: list[str] | None = None) -> int:
         if of_file:
             sides = [framework_of(Path(given.what), given.framework)]
         records = {_shown(place): load(place) for place in given.record or ()} or newest()
-        diagnoses = {side: diagnosed(side, given) for side in sides}
+        diagnoses = {side: watched(side, given) for side in sides}
     except ValueError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     if given.json:
         told = {
-            side: one | {"remedies": list(map(as_json, known(records, side, one["bottleneck"])))}
+            side: one
+            | {"can_tell": can_tell(one), "remedies": list(map(as_json, known(records, side, one)))}
             for side, one in diagnoses.items()
         }
         print(json.dumps(told))

@@ -466,15 +466,21 @@ def tier_faults(root: Path) -> Iterator[str]:
                 yield f"{place} needs {name}, which has {lines} lines"
 
 
+def imported_at_the_top(path: Path) -> list[str]:
+    """The modules that a file imports for whoever imports it."""
+    names = []
+    for node in tree_of(path).body:
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+    return names
+
+
 def runtime_faults(root: Path) -> Iterator[str]:
     """A runtime that only a part of a technique needs is imported there, not at the top."""
     for path in technique_files(root):
-        for node in tree_of(path).body:
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            for name in names:
-                if name.partition(".")[0] in RUNTIMES:
-                    yield f"{place_of(path, root)} imports {name} for whoever imports it"
+        for name in imported_at_the_top(path):
+            if name.partition(".")[0] in RUNTIMES:
+                yield f"{place_of(path, root)} imports {name} for whoever imports it"
 
 
 def docstring_faults(root: Path) -> Iterator[str]:
@@ -573,11 +579,10 @@ def path_faults(root: Path) -> Iterator[str]:
 
 
 def faults_of_tests(root: Path) -> Iterator[str]:
-    """Tests import no framework, helpers are twins, and saved arrays are small."""
+    """Importing tests imports no framework, helpers are twins, and saved arrays are small."""
     for path in sorted((root / "tests").glob("*/test_*.py")):
-        text = path.read_text("utf-8")
-        if re.search(r"^FRAMEWORKS = ", text, re.MULTILINE):
-            names = {name.partition(".")[0] for name in _imported(text, ("tests",))}
+        if re.search(r"^FRAMEWORKS = ", path.read_text("utf-8"), re.MULTILINE):
+            names = {name.partition(".")[0] for name in imported_at_the_top(path)}
             for name in sorted(names & (FRAMEWORKS | set(SIDES))):
                 yield f"{place_of(path, root)} imports {name}"
     for path in sorted((root / "tests").glob("*/pt_*.py")):

@@ -24,7 +24,7 @@ def planted():
     words = steps.codes(200_000, 32, 4), steps.data(4, 32)[1]
     small = steps.dense(8, 8, 2)
     metric = steps.with_metric(steps.plain_step(small), small)
-    found = {
+    diagnoses = {
         "healthy": find(healthy, [large], steps=8),
         "slow loader": find(healthy, steps.late_batches(large, 0.05), steps=8),
         "tiny model": find(tiny, [steps.data(4, 2)], steps=8),
@@ -34,7 +34,7 @@ def planted():
         "synchronising metric": find(metric, [steps.data(8, 64)], steps=8),
         "blocked exchange": find(steps.exchanging(healthy, 0.06), [large], steps=8),
     }
-    return {name: one.as_json() | {"said": str(one)} for name, one in found.items()}
+    return {name: one.as_json() | {"said": str(one)} for name, one in diagnoses.items()}
 
 
 def tasks():
@@ -45,13 +45,13 @@ def tasks():
     try:
         examples.train_step("photos")
     except ValueError as error:
-        said = str(error)
+        reason = str(error)
     arguments = ["program", "digits-cnn", "--batch-size", "4", "--steps", "4", "--json"]
     printed = io.StringIO()
     with mock.patch.object(sys, "argv", arguments), contextlib.redirect_stdout(printed):
         impl.diagnosis.bottleneck.main()
     sizes, told = [len(y) for _, y in batches], json.loads(printed.getvalue())
-    return {"sizes": sizes, "losses": losses, "said": said, "told": told}
+    return {"sizes": sizes, "losses": losses, "said": reason, "told": told}
 
 
 def flavours():

@@ -57,13 +57,13 @@ def of_the_framework():
 
 def refused():
     """What is said."""
-    found = []
+    reasons = []
     for settings in ({"rounds": 5}, {"warmup": 0}, {"least": 0.0}, {"steps": 0}):
         try:
             watch(lambda x: None, [(1,)], **settings)
         except ValueError as error:
-            found.append(str(error))
-    return found
+            reasons.append(str(error))
+    return reasons
 
 
 SCENARIOS = (planted, of_the_framework, refused)

@@ -86,7 +86,7 @@ if NAME == "pt":
         """What multiplies: a step, and its batch."""
         a, b = torch.ones(96, 160), torch.ones(160, 224)
         many, more = torch.ones(5, 96, 160), torch.ones(5, 160, 224)
-        found = {
+        made = {
             "product": (torch.matmul, (a, b)),
             "transposed": (lambda x, y: x.T @ y.T, (torch.ones(160, 96), torch.ones(224, 160))),
             "batch": (torch.matmul, (many, more)),
@@ -95,7 +95,7 @@ if NAME == "pt":
             "compiled": (torch.compile(torch.matmul, backend="aot_eager"), (a, b)),
             "integers": (torch.matmul, (a.int(), b.int())),
         }
-        return found | {"large": (torch.matmul, (torch.ones(768, 768), torch.ones(768, 768)))}
+        return made | {"large": (torch.matmul, (torch.ones(768, 768), torch.ones(768, 768)))}
 
     def table(rows, width):
         torch.manual_seed(0)
@@ -133,11 +133,11 @@ if NAME == "pt":
         return measured
 
     class Exchange:
-        """Sums with a peer that comes late: another rank in a thread of this process."""
+        """Sums with a peer that comes late to each: another rank in a thread of this process."""
 
         def __init__(self, late):
             store, self.late, self.groups = dist.HashStore(), late, [None, None]
-            self.open = True
+            self.begun = threading.Semaphore(0)
             peer = threading.Thread(target=self._join, args=(store, 1), daemon=True)
             peer.start()
             self._join(store, 0)
@@ -149,11 +149,12 @@ if NAME == "pt":
 
         def _peer(self):
             value = torch.ones(4)
-            while self.open:
+            while self.begun.acquire():
                 time.sleep(self.late)
                 self.groups[1].allreduce([value]).wait()
 
         def sum(self, value):
+            self.begun.release()
             self.groups[0].allreduce([value]).wait()
 
     def exchanging(step, late):
@@ -227,7 +228,7 @@ else:
                 (0, tf.zeros((96, 224))),
             )
 
-        found = {
+        made = {
             "product": (tf.function(tf.matmul), (a, b)),
             "transposed": (
                 tf.function(lambda x, y: tf.matmul(x, y, transpose_a=True, transpose_b=True)),
@@ -249,7 +250,7 @@ else:
             "of any length": (tf.function(tf.matmul, input_signature=[rows, rows]), (a, b)),
             "integers": (tf.function(tf.matmul), (tf.cast(a, tf.int32), tf.cast(b, tf.int32))),
         }
-        return found | {"large": (tf.function(tf.matmul), (large, large))}
+        return made | {"large": (tf.function(tf.matmul), (large, large))}
 
     def table(rows, width):
         tf.keras.utils.set_random_seed(0)
@@ -293,7 +294,8 @@ else:
         return measured
 
     def exchanging(step, late):
-        """Sums with a peer that comes late: another device, fed by a thread of this process."""
+        """Sums with a peer that comes late to each: another device, fed by another thread."""
+        begun = threading.Semaphore(0)
 
         def sum_on(device, value):
             with tf.device(f"CPU:{device}"):
@@ -308,7 +310,7 @@ else:
                 )
 
         def peer():
-            while True:
+            while begun.acquire():
                 time.sleep(late)
                 sum_on(1, tf.ones(4))
 
@@ -316,6 +318,7 @@ else:
 
         def exchanged(x, y):
             loss = step(x, y)
+            begun.release()
             sum_on(0, tf.ones(4))
             return loss
 

@@ -36,17 +36,17 @@ def test_the_line_is_judged(case, sizes, verdict):
 
 
 def test_what_was_planted_is_found(every):
-    found = every["memory_growth planted"]
-    assert {name: one["verdict"] for name, one in found.items()} == {
+    planted = every["memory_growth planted"]
+    assert {name: one["verdict"] for name, one in planted.items()} == {
         "steady": "steady",
         "cache": "cache",
         "leak": "leak",
     }
-    assert found["leak"]["per_round"] == pytest.approx(2**20, rel=0.3)
-    growing = dict(found["leak"]["growing"])
+    assert planted["leak"]["per_round"] == pytest.approx(2**20, rel=0.3)
+    growing = dict(planted["leak"]["growing"])
     assert growing["tests.diagnosis.memory_growth_scenarios.planted.<locals>.Chunk"] == 1.0
-    assert found["leak"]["said"].startswith("leak: +")
-    assert "MB with every round; objects more a round: " in found["leak"]["said"]
+    assert planted["leak"]["said"].startswith("leak: +")
+    assert "MB with every round; objects more a round: " in planted["leak"]["said"]
 
 
 def test_the_frameworks_own_leak_is_found(every):
@@ -54,7 +54,7 @@ def test_the_frameworks_own_leak_is_found(every):
 
 
 def test_settings_out_of_range_are_refused(every):
-    found = every["memory_growth refused"]
-    assert found.pop() == "growth needs 1 step a round, not 0"
-    assert len(found) == 3
-    assert all(said.startswith("growth needs 12 rounds") for said in found)
+    reasons = every["memory_growth refused"]
+    assert reasons.pop() == "growth needs 1 step a round, not 0"
+    assert len(reasons) == 3
+    assert all(said.startswith("growth needs 12 rounds") for said in reasons)
