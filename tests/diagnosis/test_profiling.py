@@ -247,9 +247,8 @@ def test_sleep_and_python_between_operators_are_told_apart(timed):
     profile = timed["profiling between_operators"]
     asleep, busy = profile["asleep"], profile["busy"]
     assert asleep["idle"] == pytest.approx(profile["slept"], rel=0.25)
-    assert asleep["idle"] > busy["idle"] - profile["robbed"]  # when others have the core it is idle
-        asleep["idle"] > busy["idle"] - profile["robbed"]
-    )  # while others have the core it is idle
+    # While others have the core, what works is idle too.
+    assert asleep["idle"] > busy["idle"] - profile["robbed"]
     assert busy["overhead"] > asleep["overhead"]
 
 
