@@ -23,7 +23,6 @@ from pathlib import Path
 import pytest
 
 from bench import resume, user_answer, user_task
-from bench.analysis.values import MOST_OTHERS
 from bench.harness import machine
 from bench.harness import state as states
 from bench.harness.command import find_interpreter, this_command
@@ -47,6 +46,7 @@ from bench.quantities import size
 from bench.record import Record
 from bench.report import tables
 from bench.report.files import FORMATS, OWN, write_reports
+from bench.report.text import wrap
 from bench.user_task import UserModel
 from shared.specs import TASKS
 from shared.user_model import BadFile
@@ -198,12 +198,17 @@ def _check_temporary() -> None:
 
 def _checked_model(asked: dict, settings: Settings) -> UserModel:
     """A user's file, checked; a usage error with one line where it is not as it has to be."""
-    wanted = set(asked["--framework"] or ())
-    left_out = user_task.left_out(techniques())
+    wanted, every = set(asked["--framework"] or ()), techniques()
+    left_out = user_task.left_out(every)
     for name in asked["--technique"] or ():
         if name in left_out:
             raise pytest.UsageError(
                 f"--technique: {name} is not measured of a file: {left_out[name]}"
+            )
+        least = user_task.least_effort(every[name])
+        if asked["--effort"] == "quick" and least != "default":
+            raise pytest.UsageError(
+                f"--effort quick has nothing of --technique {name}; --effort {least} has"
             )
 
     def say(what: str) -> None:
@@ -498,7 +503,18 @@ def _planned(state: State) -> str:
 
 def _cautions(state: State) -> str:
     """What the plan's times do not know of this machine."""
-    return _busy(state) + _lacking(state.plan.durations.lacking)
+    return _busy(state) + _lacking(state.plan.durations.lacking) + _overruled(state)
+
+
+def _overruled(state: State) -> str:
+    """The settings of the user's that the run does not obey."""
+    backend = os.environ.get("KERAS_BACKEND")
+    if state.model:
+        backend = state.model.keras_backend
+    elif not any(case.framework == "tf" for case in state.plan.every):
+        backend = None
+    said = machine.overruled(machine.usable_threads(), backend)
+    return "".join(f"\n!! {line}" for text in said for line in wrap(f"{text}.", 77))
 
 
 def _lacking(instructions: tuple[str, ...]) -> str:
@@ -513,13 +529,10 @@ def _lacking(instructions: tuple[str, ...]) -> str:
 
 def _busy(state: State) -> str:
     """A warning where other programs used the machine since this one was started."""
-    others = state.watch.stop().others
-    if not others or others <= MOST_OTHERS:
+    said = machine.busy(state.watch.stop().others)
+    if not said:
         return ""
-    return (
-        f"\n!! Other programs use {others:.0%} of this machine's cores: end them, or figures\n"
-        "!! scatter and the run takes longer."
-    )
+    return f"\n!! {said}: end them, or figures\n!! scatter and the run takes longer."
 
 
 def _measure(state: State, speaker: Speaker) -> None:

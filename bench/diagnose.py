@@ -41,7 +41,7 @@ MOST = 5  # remedies
 # Of the cores' time, which other programs may use: with more they move a verdict by themselves.
 MOST_TO_TELL = min(LIMITS.values())
 LEAST_STEPS = 4  # that the profiler takes in turns
-TRAINING = re.compile(r"backward|Gradient|gradient|train|minimize|\.fit\(|autograd")
+TRAINING = re.compile(r"backward|[Gg]radient|train_|\.train\(|minimize|\.fit\(|autograd")
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 

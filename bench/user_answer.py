@@ -10,6 +10,8 @@ from pathlib import Path
 
 from bench import user_code
 from bench.analysis.ranking import GOALS, NAMES, Ranking, rank, works
+from bench.diagnose import MOST_TO_TELL
+from bench.harness import machine
 from bench.harness.folders import replace_file
 from bench.harness.schedule import remedying
 from bench.record import FRAMEWORKS, Record
@@ -47,6 +49,8 @@ def write(folder: Path, record: Record, model: UserModel) -> None:
     Who interrupted the run, or the code, has the answer without it, and at once.
     """
     said = [_head(model), *_own_steps(model)]
+    for line in machine.overruled(record.environment.threads, model.keras_backend):
+        said += wrap(f"{line}.", WIDTH)
     for side in model.sides:
         if lines := _breakdown(record, side):
             said += ["", *lines]
@@ -115,11 +119,29 @@ def _breakdown(record: Record, side: str) -> list[str]:
     ordered = sorted(shares.items(), key=lambda each: -each[1])
     lines = [f"{name}, a step of {number(seen['step_s'] * 1e3)} ms:"]
     lines += hanging("", ", ".join(f"{part} {share:.0%}" for part, share in ordered), WIDTH, 2)
+    others = seen.get("others") or 0.0
+    if others > MOST_TO_TELL:
+        words = f"what holds it back can't be told: other programs used {others:.0%} of the cores"
+        return lines + hanging("", words, WIDTH, 2) + _allocator(record, side)
     lines += hanging("", f"held back by {seen['bottleneck']}: {seen['said'][0]}", WIDTH, 2)
-    measured = [one.name for one in remedying(seen["bottleneck"]) if one.is_measured_of_users]
+    measured = [
+        one.name
+        for one in remedying(seen["bottleneck"])
+        if one.is_measured_of_users and _may_work(record, one.name, side)
+    ]
     if measured:
         lines += hanging("", f"worth trying against that: {', '.join(measured)}", WIDTH, 2)
     return lines + _allocator(record, side)
+
+
+def _may_work(record: Record, technique: str, side: str) -> bool:
+    """Whether some row of a technique worked, or none was tried."""
+    tried = [
+        case.status == "OK"
+        for case in record.cases
+        if case.technique == technique and case.framework == side and case.role == "variant"
+    ]
+    return any(tried) or not tried
 
 
 def _allocator(record: Record, side: str) -> list[str]:

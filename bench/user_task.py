@@ -19,6 +19,7 @@ import psutil
 
 from bench.harness import machine
 from bench.harness.durations import Durations
+from bench.harness.machine import KERAS_BACKEND
 from bench.harness.matches import configure
 from bench.harness.plan import FRAMEWORKS, Case, Technique, Variant, Workload
 from bench.harness.processes import (
@@ -68,6 +69,14 @@ class UserModel:
     def sides(self) -> list[str]:
         """The frameworks that it is measured in."""
         return list(self.about["sides"])
+
+    @property
+    def keras_backend(self) -> str | None:
+        """The backend that the user asked Keras for, in the file or before it; None without it."""
+        if "tf" not in self.sides:
+            return None
+        by_file = self.about["sides"]["tf"].get("keras_backend")
+        return by_file if by_file != KERAS_BACKEND else os.environ.get("KERAS_BACKEND")
 
     def note(self, durations: Durations, cases: list[Case]) -> None:
         """What a row of it is expected to take, where no earlier run knows: by its check."""
@@ -278,8 +287,7 @@ def technique(usual: Technique, model: UserModel) -> Technique | None:
     asked = usual.user_model
     if not usual.is_measured_of_users:
         return None
-    effort = "ordinary" if usual.family == "compression" else "default"  # it takes its time
-    trained = model.about["evaluates"] and asked.learns
+    effort, trained = least_effort(usual), model.about["evaluates"] and asked.learns
     return replace(
         usual,
         variants=tuple(map(_variant, asked.of(usual.variants))),
@@ -291,6 +299,11 @@ def technique(usual: Technique, model: UserModel) -> Technique | None:
         cold_starts=1,
         counts=False,
     )
+
+
+def least_effort(usual: Technique) -> str:
+    """The least effort that measures something of it."""
+    return "ordinary" if usual.family == "compression" else "default"  # it takes its time
 
 
 def _variant(usual: Variant) -> Variant:

@@ -25,6 +25,7 @@ BOTTLENECKS = (INPUT, OVERHEAD, ARITHMETIC, BANDWIDTH, SIZE, COMMUNICATION)
 # The share of a step from which each holds it back. A healthy step has a third of its time in what
 # moves values, so that a bandwidth has to have more than half.
 LIMITS = {INPUT: 0.25, COMMUNICATION: 0.25, OVERHEAD: 0.4, BANDWIDTH: 0.5}
+SLOW = 0.03  # of the peak: products that are slower are not as they should be
 FULL = 0.9  # of the machine's memory
 # Of a container's own control group, in either version of Linux's.
 GROUP_LIMITS = (
@@ -80,7 +81,21 @@ def diagnose(breakdown: Breakdown, *, full: float, faults: float) -> Diagnosis:
         evidence.insert(
             0, f"{full:.0%} of the memory is in use, {faults:.0f} pages a step from disk"
         )
-    return Diagnosis(bottleneck, bottleneck == ARITHMETIC, shares, tuple(evidence), breakdown)
+    slow = bottleneck == ARITHMETIC and _of_peak(breakdown) < SLOW
+    if slow:
+        evidence.append(
+            f"products run at {_of_peak(breakdown):.1%} of the peak: they are small or grouped, "
+            "or their numbers denormal (below 1e-38), which torch.set_flush_denormal(True) makes 0"
+        )
+    healthy = bottleneck == ARITHMETIC and not slow
+    return Diagnosis(bottleneck, healthy, shares, tuple(evidence), breakdown)
+
+
+def _of_peak(breakdown: Breakdown) -> float:
+    """How fast products run, over the machine's peak; 1 where no product is known."""
+    known = [one for one in breakdown.operators if one.of_peak is not None]
+    seconds = sum(one.seconds for one in known)
+    return sum(one.of_peak * one.seconds for one in known) / seconds if seconds else 1.0
 
 
 def memory_in_use() -> float:

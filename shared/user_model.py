@@ -19,9 +19,10 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib.machinery import SourceFileLoader
+from itertools import pairwise
 from numbers import Integral
 from pathlib import Path
 from types import ModuleType
@@ -39,6 +40,7 @@ USUAL_BATCH = 32  # where the file's `batch` has no default size
 SOURCE = "source.py"  # the file as it was checked: it may be edited while it is measured
 BATCHES = 10  # that are prepared: their losses are the certificate
 SEED = 2026
+PARTS = 4  # micro-batches
 FEW = 4  # samples that show what a loss holds against what
 # Where the file brings no optimizer.
 RECIPE = Recipe(
@@ -97,13 +99,20 @@ def look(path: str | Path) -> File:
         raise BadFile(f"{path.name}:{error.lineno}: {error.msg}: mend it first") from None
     except (ValueError, RecursionError, MemoryError) as error:  # no text, or nested too deep
         raise BadFile(f"{path.name} is no Python ({error}): give a file of Python") from None
-    functions = frozenset(names(tree.body)) & set(FUNCTIONS)
-    if not functions & {"pytorch", "tensorflow"}:
+    functions = frozenset(names(tree.body, path.parent)) & {*FUNCTIONS, "*"}
+    has_model, has_batch = functions & set(MAKERS.values()), functions & {"batch", "batches"}
+    if "*" in functions and not (has_model and has_batch):
+        raise BadFile(
+            f"{path.name} imports * from a module whose names are not known before it is run: "
+            "import pytorch, tensorflow and batch by their names"
+        )
+    functions -= {"*"}
+    if not has_model:
         raise BadFile(
             f"{path.name} has neither pytorch() nor tensorflow(): write one that returns "
             "(model, loss_fn); `twinbench try --example` writes a file to start from"
         )
-    if not functions & {"batch", "batches"}:
+    if not has_batch:
         raise BadFile(
             f"{path.name} has neither batch(size, seed) nor batches(): write one, so that there is "
             "something to train on"
@@ -111,22 +120,51 @@ def look(path: str | Path) -> File:
     return File(path, functions, text)
 
 
-def names(body: list[ast.stmt]) -> set[str]:
-    """What a module defines at its top, under a condition too."""
+def names(body: list[ast.stmt], folder: Path | None = None) -> set[str]:
+    """What a module defines at its top, under a condition too.
+
+    `folder`: in which what it imports by * is looked for; what is not there is called "*".
+    """
     defined = set()
     for node in body:
         if isinstance(node, ast.FunctionDef):
             defined.add(node.name)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             defined |= {alias.asname or alias.name for alias in node.names}
+            if "*" in defined and folder:
+                defined = defined - {"*"} | _all_names(folder, node.module or "")
         elif isinstance(node, ast.Assign):
             defined |= {target.id for target in node.targets if isinstance(target, ast.Name)}
         elif isinstance(node, ast.If):
-            defined |= names(node.body + node.orelse)
+            defined |= names(node.body + node.orelse, folder)
         elif isinstance(node, ast.Try):
             handled = [each for handler in node.handlers for each in handler.body]
-            defined |= names(node.body + handled + node.orelse + node.finalbody)
+            defined |= names(node.body + handled + node.orelse + node.finalbody, folder)
     return defined
+
+
+def _all_names(folder: Path, module: str) -> set[str]:
+    """What a module beside a file defines that `import *` takes; "*" where there is none."""
+    place = folder.joinpath(*module.split("."))
+    for path in (place.with_suffix(".py"), place / "__init__.py"):
+        with suppress(OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+            defined = names(ast.parse(path.read_bytes()).body)
+            return {name for name in defined if not name.startswith("_")}
+    return {"*"}
+
+
+def function(module: ModuleType, *names: str) -> Callable:
+    """The first of these functions that an executed file has.
+
+    Raises BadFile where it has none, since the condition that one stands under does not hold here.
+    """
+    for name in names:
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise BadFile(
+        f"{Path(module.__file__).name} has no {' or '.join(names)} once it is executed: the "
+        "condition that it stands under does not hold here; define it without one"
+    )
 
 
 def load_checked(path: str | Path, folder: Path, cwd: str) -> ModuleType:
@@ -303,6 +341,34 @@ def check_broadcast(loss: Callable, output: Any, y: Any) -> None:
             f"loss_fn holds each output against the targets of all: the output is {ours}, y is "
             f"{theirs}; give both one shape"
         )
+
+
+def parts_apart(loss: Callable, output: Any, y: Any) -> float:
+    """How far a batch's loss is from the mean of those of its micro-batches, relative to it.
+
+    A mean over the samples is as far as rounding makes it; one over tokens, of which the parts have
+    unequal numbers, is not. 0 where there is nothing to tell: of few samples, or a random loss.
+    """
+    size = sample_count(leaves(getattr(output, "logits", output)))
+    if size < PARTS:
+        return 0.0
+    if hasattr(output, "logits"):
+        output = Logits(output.logits)
+
+    def of(begin: int, end: int) -> float:
+        def cut(leaf: Any) -> Any:
+            shape = tuple(getattr(leaf, "shape", ()))
+            return leaf[begin:end] if shape[:1] == (size,) else leaf
+
+        part = Logits(cut(output.logits)) if isinstance(output, Logits) else mapped(cut, output)
+        return float(loss(part, mapped(cut, y)))
+
+    whole, bounds = of(0, size), [size * part // PARTS for part in range(PARTS + 1)]
+    if not math.isclose(whole, of(0, size), rel_tol=1e-6):
+        return 0.0
+    mean = sum(of(begin, end) * (end - begin) / size for begin, end in pairwise(bounds))
+    apart = abs(mean - whole) / max(abs(whole), 1e-12)
+    return apart if math.isfinite(apart) else 1.0
 
 
 def _axis_of_one(longer: tuple, shorter: tuple) -> int | None:

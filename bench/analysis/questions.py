@@ -362,12 +362,17 @@ class Remedy:
         return self.row.ratios[self.goal.figure]
 
 
-def remedies(record: Record, framework: str, bottleneck: str) -> list[Remedy]:
+def remedies(
+    record: Record, framework: str, bottleneck: str, *, of_prediction: bool = False
+) -> list[Remedy]:
     """Rows of a framework that address a bottleneck and gain, the largest gain first.
 
-    A row of a technique is the best one for each piece of work.
+    A row of a technique is the best one for each piece of work. of_prediction: whether that of a
+    prediction is meant, and not that of a train step.
     """
     name, kinds = REMEDIES[bottleneck]
+    if of_prediction and TRAIN in kinds:
+        name, kinds = "latency" if name == "train-speed" else name, (PREDICT,)
     best: dict[tuple[str, str], Remedy] = {}
     for work in works(record):
         ranking = rank(work, GOALS[name], framework=framework) if work.kind in kinds else None

@@ -37,6 +37,7 @@ from bench.analysis.table import (
     level,
     quotient,
 )
+from bench.analysis.values import MOST_OTHERS
 from bench.analysis.verdicts import DELTA
 from bench.record import DIFFERENT, Case, Record
 from shared.specs import TASKS, more_is_better, parameter_count
@@ -53,6 +54,7 @@ NAMES = {
     FIT: "train step",
     UPDATE: "optimizer's update",
 }
+ADD_WORK = ("finite_guard", "gradient_clipping")  # techniques that no step gets faster by
 OF_UPDATES = "optimizer_implementations"  # the technique whose step is the update alone
 LARGE = 1e6  # parameters: from here on a step is mostly arithmetic
 
@@ -160,6 +162,16 @@ class Work:
         ratios = [row.ratios[TIME] for row in self.members if TIME in row.ratios]
         known = ratios or times
         return bool(known) and not any(figure.bounds for figure in known)
+
+    @cached_property
+    def others(self) -> float | None:
+        """The share of the cores that other programs had beside its one block, if too large."""
+        if not self.provisional:
+            return None
+        names = {name for row in self.members for name in (row.case.id, row.case.program_id)}
+        blocks = [block for block in self.table.record.blocks if names & set(block.order)]
+        most = max((block.others or 0.0 for block in blocks), default=0.0)
+        return most if most > MOST_OTHERS else None
 
     @cached_property
     def noise(self) -> float:
@@ -399,6 +411,8 @@ class Aim:
         if row.is_baseline or gain is None:
             return False
         if self.provisional and not gain.bounds:
+            if self.work.others or row.case.technique in ADD_WORK:
+                return False  # it is the other programs' doing, or chance
             return gain.value < 1 / self.work.noise
         return is_better(self.goal.figure, gain)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from bench.harness import machine
 from bench.harness.plan import TRAIN_STEP, WARM, Technique, UserModel, Variant, Work, Workload
 from bench.harness.rows import once, plain
 
@@ -29,9 +30,9 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     step = plain(impl, work).step
     # A user's file may bring the batches of its own loop.
     batches = getattr(impl, "stream", None) or impl.kit.data.resident_batches(batches)
-    start = time.perf_counter()
+    watch, start = machine.Watch(), time.perf_counter()
     diagnosis = impl.diagnosis.bottleneck.find_bottleneck(step, batches)
-    seconds = time.perf_counter() - start
+    seconds, others = time.perf_counter() - start, watch.stop().others
     told = {"diagnosing": once("s", seconds)}
     for name, share in diagnosis.shares.items():
         told[name.replace(" ", "_")] = once("share", share)
@@ -39,6 +40,7 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     return told | {
         "evidence": {
             "bottleneck": diagnosis.bottleneck,
+            "others": others,
             "said": list(diagnosis.evidence),
             "step_s": diagnosis.breakdown.step,
             "parts": parts,

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from bench.analysis.values import MOST_OTHERS
 from bench.harness.energy import Meter
 from bench.record import Attempt, Environment
 from shared import cgroups
@@ -34,6 +35,7 @@ THREAD_VARIABLES = (
     "TF_NUM_INTRAOP_THREADS",
     "TF_NUM_INTEROP_THREADS",
 )
+KERAS_BACKEND = "tensorflow"
 # What limits the instructions that oneDNN, PyTorch's own kernels and MKL use.
 ISA_LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
 BENCH_PACKAGES = (
@@ -96,6 +98,13 @@ def _cores() -> tuple[int, float, float] | None:
     return len(ticks), (user + nice + system + irq + softirq) / second, stolen / second
 
 
+def busy(others: float | None) -> str | None:
+    """That other programs use more of the cores than figures allow, where they do."""
+    if not others or others <= MOST_OTHERS:
+        return None
+    return f"Other programs use {others:.0%} of this machine's cores"
+
+
 def own_cpu_s() -> float:
     """CPU seconds of this process and all that it started, and of those of them that ended."""
     own, found = psutil.Process(), 0.0
@@ -117,14 +126,36 @@ def process_environment(*, threads: int, flavour: str | None, allocator: str) ->
         places = map(os.path.abspath, paths.split(os.pathsep))
         environment["PYTHONPATH"] = os.pathsep.join(places)
     environment |= dict.fromkeys(THREAD_VARIABLES, str(threads))
+    if flavour:
+        environment["KERAS_BACKEND"] = KERAS_BACKEND
     environment |= {
         "TF_USE_LEGACY_KERAS": "1" if flavour == "tf_keras" else "0",
-        "KERAS_BACKEND": "tensorflow",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "PYTHONHASHSEED": "0",
         "PYTHONUNBUFFERED": "1",
     }
     return environment | (TUNED_ALLOCATOR if allocator == "tuned" else {})
+
+
+def overruled(threads: int, keras_backend: str | None) -> list[str]:
+    """Which settings of the user's a run does not obey, with what is measured instead, and why.
+
+    keras_backend: that which was asked for, where anything of Keras is measured.
+    """
+    said = []
+    asked = {name: os.environ.get(name, str(threads)) for name in THREAD_VARIABLES}
+    if others := [f"{name}={value}" for name, value in asked.items() if value != str(threads)]:
+        said.append(
+            f"{', '.join(others)} is not obeyed: all rows have {threads} threads, one for each "
+            "core that this process may use, so that both frameworks have as many (taskset gives "
+            "fewer)"
+        )
+    if keras_backend not in (None, KERAS_BACKEND):
+        said.append(
+            f"KERAS_BACKEND={keras_backend} is not obeyed: Keras is measured on TensorFlow, in "
+            "graphs of tf.function, since that is what stands beside PyTorch here"
+        )
+    return said
 
 
 def describe(threads: int) -> Environment:

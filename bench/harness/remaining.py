@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass
+from math import inf
 
 from bench.harness.plan import Case
 from bench.harness.progress import clock
@@ -94,8 +95,13 @@ def _training(plan: Plan, state: RunState) -> list[Part]:
 # In words -----------------------------------------------------------------------------------------
 
 
-def describe(plan: Plan, left: tuple[float, float], taken_up: bool = False) -> str:
-    """The plan, and what is left of it, in a few lines of at most 80 columns."""
+def describe(
+    plan: Plan, left: tuple[float, float], taken_up: bool = False, limit: float | None = None
+) -> str:
+    """The plan, and what is left of it, in a few lines of at most 80 columns.
+
+    limit: seconds after which the run ends, whatever it has by then.
+    """
     lines = []
     for name, cases in plan.cases.items():
         tasks = dict.fromkeys(f"{c.workload.task} ({c.workload.batch_size})" for c in cases)
@@ -105,7 +111,12 @@ def describe(plan: Plan, left: tuple[float, float], taken_up: bool = False) -> s
     if plan.left_out:
         names = ", ".join(plan.left_out)
         lines.append(_hanging(f"take minutes each, with --technique or -k: {names}"))
-    return "\n".join([*lines, _hanging(_summary(plan, left, taken_up))])
+    lines.append(_hanging(_summary(plan, left, taken_up, limit)))
+    if limit:
+        whole = left[0] + plan.durations.describe_s
+        more = f": all of it would take about {clock(whole)}" * (limit < whole)
+        lines.append(f"it ends after {clock(limit)}, with what it has{more}")
+    return "\n".join(lines)
 
 
 def table(plan: Plan, state: RunState) -> str:
@@ -118,7 +129,7 @@ def table(plan: Plan, state: RunState) -> str:
     return "\n".join([*lines, _row("together", "", *whole)])
 
 
-def _summary(plan: Plan, left: tuple[float, float], taken_up: bool) -> str:
+def _summary(plan: Plan, left: tuple[float, float], taken_up: bool, limit: float | None) -> str:
     matches, amount = plan.matches(), plan.amount
     counts = [_count(len(plan.every), "case"), _count(len(set(plan.shown.values())), "program")]
     counts += [_count(len(matches), "match", "matches")] * bool(matches)
@@ -131,22 +142,26 @@ def _summary(plan: Plan, left: tuple[float, float], taken_up: bool) -> str:
     expected, most = (seconds + plan.durations.describe_s for seconds in left)
     whole = f"about {clock(expected)}"
     whole += f", {clock(most)} at most" * (most > 1.05 * expected)
-    time = ", ".join([*_shown_before_the_end(plan, matches, expected), f"all after {whole}"])
+    shown = _shown_before_the_end(plan, matches, expected, limit or inf)
+    time = ", ".join(shown if limit and limit < expected else [*shown, f"all after {whole}"])
     if taken_up:
         time = f"taken up where it ended: {whole} left"
     return "; ".join(filter(None, [", ".join(counts), ", ".join(repeated), time]))
 
 
-def _shown_before_the_end(plan: Plan, matches: list[list[Case]], end: float) -> list[str]:
+def _shown_before_the_end(
+    plan: Plan, matches: list[list[Case]], end: float, limit: float
+) -> list[str]:
     """When there is something to see of what is timed, before the end."""
     if not matches:
         return []
     begin, of_pass = plan.durations.describe_s, plan.durations.of_pass
     small = [match for match in matches if not match[0].task.blocks] or matches
-    shown = [f"first table after about {clock(begin + of_pass(small))}"]
+    first = begin + of_pass(small)
+    shown = [f"first table after about {clock(first)}"] if first < limit else []
     first_look = plan.amount.first_look
     timed = begin + first_look * of_pass(matches)
-    if 1 < first_look <= plan.amount.blocks and timed < end:
+    if 1 < first_look <= plan.amount.blocks and timed < min(end, limit):
         shown.append(f"times with intervals after {clock(timed)}")
     return shown
 

@@ -20,7 +20,6 @@ from bench.harness import state as states
 from bench.harness.executor import Executor
 from bench.harness.plan import EFFORT, Effort
 from bench.harness.processes import Processes, TimeLimits
-from bench.harness.progress import clock
 from bench.harness.recorder import Recorder, Show
 from bench.harness.schedule import Plan
 from bench.harness.scheduler import WRITING_S, Scheduler, take_up
@@ -103,10 +102,7 @@ class Run:
     def describe(self) -> str:
         """The plan, and what is left of it, in a few lines."""
         left = remaining.seconds_left(self.plan, self.state)
-        lines = [remaining.describe(self.plan, left, self.is_taken_up)]
-        if self.settings.seconds:
-            lines.append(f"it ends after {clock(self.settings.seconds)}, with what it has")
-        return "\n".join(lines)
+        return remaining.describe(self.plan, left, self.is_taken_up, self.settings.seconds)
 
     def table(self) -> str:
         """What is left of the plan, part by part."""

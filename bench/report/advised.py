@@ -170,7 +170,11 @@ def _but(answer: Answer, side: Ranking) -> str:
 
 
 def _once(answer: Answer) -> str:
-    return ", one block, no interval" if answer.provisional else ""
+    if not answer.provisional:
+        return ""
+    others = answer.work.others
+    beside = f", beside other programs on {others:.0%} of the cores" if others else ""
+    return f", one block, no interval{beside}"
 
 
 def _reason(side: Ranking) -> str:

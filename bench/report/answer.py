@@ -56,6 +56,13 @@ def shown(name: str, figure: Figure | None, size: float = 1.0, unit: str = "") -
     return f"{text}, measured {bounds}" if figure.kind == "range" and name != BATCH else text
 
 
+def provisional(work: Work) -> str:
+    """What is to be known of figures of one block."""
+    if work.others is None:
+        return PROVISIONAL
+    return f"{PROVISIONAL}, beside other programs that used {work.others:.0%} of the cores"
+
+
 def figure_of(ranking: Ranking, row: Row) -> str:
     """The figure that decides, in its goal's unit."""
     goal = ranking.goal
@@ -215,7 +222,7 @@ def text(rankings: list[Ranking], width: int, *, every: bool = False) -> list[st
     said: list[str] = []
     for ranking in rankings:
         heading = f"{ranking.work.title}: {measure(ranking)}"
-        heading += f" ({PROVISIONAL})" if ranking.aim.provisional else ""
+        heading += f" ({provisional(ranking.work)})" if ranking.aim.provisional else ""
         said += ["", *wrap(plain(heading), width)]
         for label, words in lines(ranking, every=every):
             said += hanging(f"  {label}", plain(words), width, LABEL)
@@ -262,7 +269,7 @@ def decision_table(work: Work) -> Table:
         if rows:
             cells.append([heading, *[""] * (len(columns) - 1)])
         cells += [_cells(row, names) for row in rows]
-    about = filter(None, (sizes([work.task]), PROVISIONAL if work.provisional else ""))
+    about = filter(None, (sizes([work.task]), provisional(work) if work.provisional else ""))
     title = ": ".join(filter(None, (work.title, "; ".join(about))))
     return Table(title, columns, cells, name="decisions")
 

@@ -17,6 +17,7 @@ from bench.harness.plan import (
 from shared.user_model import first
 
 FAR = 1e6  # a running mean that no data has
+ALLOWED = 1e-5  # relative, between a batch's loss and the mean of those of its micro-batches
 
 TECHNIQUE = Technique(
     family="train_step",
@@ -57,6 +58,13 @@ def prepare(impl, work: Work) -> Prepared:
     parts = work.settings.get("micro_batches", 1)
     if work.batch_size < parts:
         raise NotImplementedError(f"{work.batch_size} samples can't be cut into {parts} parts")
+    apart = getattr(impl, "parts_apart", 0.0)  # of a user's loss
+    if parts > 1 and apart > ALLOWED:
+        raise NotImplementedError(
+            "micro-batches are other work with this loss_fn, which is no mean over samples: theirs "
+            f"come to a loss that is {apart:.1e} off, {ALLOWED:.0e} is allowed. Of a mean over "
+            "tokens weight each micro-batch by its tokens, see docs/your_model.md"
+        )
     model = impl.kit.models.build(work.task.model, work.weights)
     optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
     step = _make_step(impl, work, model, optimizer, impl.kit.training.cross_entropy)

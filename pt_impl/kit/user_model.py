@@ -11,6 +11,7 @@ one of Keras's own classes, which take (y, output), is turned round there.
 
 import inspect
 import math
+import sys
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -45,7 +46,7 @@ class UserModel:
     def __init__(self, make: Callable, *, has_logits: bool = False):
         self.make, self.has_logits = make, has_logits
         self.example = None
-        self._loss = None
+        self._loss, self._reads_model = None, False
         self._owners = WeakTensorKeyDictionary()  # parameter -> its model, for a loss that reads it
         self._optimizers: WeakKeyDictionary = WeakKeyDictionary()
         self._remade: Callable | None = None  # holds no parameters, so that a model can go
@@ -61,7 +62,9 @@ class UserModel:
         if weights is not None:
             import_weights(model, weights)
         self._loss = loss
-        if any(map({id(p) for p in model.parameters()}.__contains__, map(id, _read_by(loss)))):
+        ours = {id(parameter) for parameter in model.parameters()}
+        self._reads_model = any(id(parameter) in ours for parameter in _read_by(loss))
+        if self._reads_model:
             vars(model)["loss_of_file"] = loss  # a loss holds its model: only that may hold it
             for parameter in model.parameters():
                 self._owners[parameter] = weakref.ref(model)
@@ -99,8 +102,11 @@ class UserModel:
     def prediction_loss(self, output, y) -> Tensor:
         """The file's loss of a prediction, of which an exported file may have the logits alone.
 
-        Where the file's loss takes more than these, the mean of their squares.
+        Where the file's loss takes more than these, or what its model's forward leaves in the
+        model, which a file has not, the mean of their squares.
         """
+        if self._reads_model:
+            return first(output).float().square().mean()
         if not self.has_logits:
             return self.loss(output, y)
         logits = first(output)
@@ -134,6 +140,7 @@ def _parts(found) -> tuple:
             f"{type(found).__name__}"
         )
     model, loss, optimizer = (*found, None)[:3]
+    _refuse_keras(model)
     if not isinstance(model, nn.Module):
         raise BadFile(f"pytorch() returns a {type(model).__name__} as its model, not an nn.Module")
     if not callable(loss):
@@ -156,6 +163,20 @@ def _parts(found) -> tuple:
             " (its step needs a closure): give one that takes the gradients, such as AdamW"
         )
     return model, loss, optimizer
+
+
+def _refuse_keras(model) -> None:
+    """Raise BadFile where a model is Keras's, or a part of it is."""
+    keras = sys.modules.get("keras")
+    if not hasattr(keras, "Layer"):
+        return
+    parts = model.modules() if isinstance(model, nn.Module) else [model]
+    if any(isinstance(part, keras.Layer) for part in parts):
+        on = "PyTorch" if keras.config.backend() == "torch" else "another backend than PyTorch"
+        raise BadFile(
+            f"this is a Keras model on {on}: give it as tensorflow(), where Keras runs on "
+            "TensorFlow, or give pytorch() a model of PyTorch's own modules"
+        )
 
 
 def _read_by(loss: Callable) -> list[nn.Parameter]:
