@@ -41,16 +41,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 SHORT = ("analysis", "report", "shared")
 # Files that look at what one worker found: in several processes it would run as often.
 TOGETHER = (
-    "adaptation/",
     "diagnosis/",
     "kit/test_optimizers.py",
     "kit/test_parity.py",
     "ladders/",
-    "recipes/",
-    "input/test_folder.py",
-    "input/test_tuned_folder.py",
-    "parallel/test_model_parallel.py",
-    "parallel/test_tensor_parallel.py",
 )
 # Fixtures of a module in which the harness measures time or what others do to it.
 MEASURING = {"harness/test_harness.py": {"faults", "planted"}}

@@ -1,23 +1,26 @@
-"""What the tests of the input pipelines share: folders of images, what to expect, the workers."""
+"""What the tests of the input pipelines share: folders of images, and what to expect of them."""
+
+from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import re
 import struct
 import tempfile
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import psutil
-import pytest
 from PIL import Image
 
 from shared.epochs import Epochs, crop_box
 from shared.images import decode_rgb, list_images
-from shared.photos import make_photos
-from tests import workers
 
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 SIZE, BATCH, SEED = 224, 4, 5
@@ -38,32 +41,72 @@ BAD = (
 )
 
 
-@functools.cache
-def evidence() -> SimpleNamespace:
-    """What the worker of each framework found, and the folders that it read. Once a session."""
-    keep = folder_for_all()
-    top = Path(keep.name)
-    good = make_photos(top, images=13, size=300, seed=0)
-    bad = damaged(good, top / "Bilder 图 ß")
-    (top / "empty").mkdir()
-    (top / "one class" / "only").mkdir(parents=True)
-    (top / "one class" / "only" / "photo.jpg").write_bytes(list_images(good)[0][0].read_bytes())
-    found = run_workers("input.folder_worker", top, good, bad)
-    return SimpleNamespace(keep=keep, good=good, bad=bad, found=found)
+class Epoch(NamedTuple):
+    """The batches of an epoch: images (n, height, width, channels) and labels."""
+
+    images: list[np.ndarray]
+    labels: list[list[int]]
+
+    @property
+    def flat(self) -> list[int]:
+        """All labels."""
+        return [label for labels in self.labels for label in labels]
+
+    def __eq__(self, other: Epoch) -> bool:
+        """To the last bit."""
+        same = all(map(np.array_equal, self.images, other.images))
+        return same and self.labels == other.labels
+
+    def __getitem__(self, batches: slice) -> Epoch:
+        return Epoch(*(getattr(self, field)[batches] for field in self._fields))
 
 
-def run_workers(worker: str, top: Path, *arguments) -> dict[str, dict]:
-    """What a worker of each framework found: both at once, images in files in `top`."""
-    files = {name: top / f"{name}.npz" for name in ("pt", "tf")}
-    found = workers.run(worker, files, lambda name: [*arguments, files[name]])
-    return {name: found[name] | {"images": dict(np.load(file))} for name, file in files.items()}
+def array(x) -> np.ndarray:
+    """A copy of a batch of images with their channels last."""
+    found = np.asarray(x)
+    return (found.transpose(0, 2, 3, 1) if found.shape[1] in (1, 3) else found).copy()
 
 
-def scenario(found: dict, side: str, name: str) -> dict:
-    """What a scenario of a side found; fails with its traceback where it raised."""
-    if "error" in found[side][name]:
-        pytest.fail(found[side][name]["error"])
-    return found[side][name]
+def taken(batches) -> Epoch:
+    """An epoch of a loader."""
+    found = Epoch([], [])
+    for x, y in batches:
+        found.images.append(array(x))
+        found.labels.append(np.asarray(y).tolist())
+        assert (found.images[-1].dtype, np.asarray(y).dtype) == (np.float32, np.int64)
+    return found
+
+
+def children(others: Sequence[psutil.Process] = ()) -> list[psutil.Process]:
+    """Processes of this one that live, but for others."""
+    found = psutil.Process().children(recursive=True)
+    return [c for c in found if c not in others and c.status() != psutil.STATUS_ZOMBIE]
+
+
+def assert_ends_with_its_processes(make: Callable) -> None:
+    """A loader with two processes that is left in an epoch leaves none, and no shared memory."""
+    before, others, made = shared_memory(), children(), make()
+    next(iter(made))
+    workers = children(others)
+    assert len(workers) == 2
+    del made
+    gc.collect()
+    assert_gone(workers)
+    assert shared_memory() <= before
+
+
+def assert_gone(processes: list[psutil.Process], seconds: float = 10) -> None:
+    """They end within so many seconds: who is no child is waited for, too."""
+    deadline = time.monotonic() + seconds
+    while left := [process for process in processes if _alive(process)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def _alive(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def damaged(good: Path, folder: Path) -> Path:

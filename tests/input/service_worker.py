@@ -1,4 +1,4 @@
-"""Runs tf.data's service and what it makes in one process, and writes what it found as JSON.
+"""Runs tf.data's service and what it makes in one process, and writes down what it found.
 
     python -m tests.input.service_worker GOOD_FOLDER BAD_FOLDER OUT
 
@@ -7,7 +7,7 @@ reach.
 """
 
 import contextlib
-import json
+import pickle
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -17,11 +17,11 @@ from pathlib import Path
 import psutil
 from tensorflow.data.experimental import service
 
-from tests.input.folder_worker import message, taken
-from tests.input.pipelines import BATCH, RESUMED, SEED
+from tests.input.pipelines import BATCH, RESUMED, SEED, taken
+from tests.workers import raised
 from tf_impl.input.tuned_folder import service_loader
 
-GIVEN = {"batch_size": BATCH, "seed": SEED}
+load = partial(service_loader, batch_size=BATCH, seed=SEED)
 
 
 @contextlib.contextmanager
@@ -42,31 +42,25 @@ def epochs(good: str) -> dict:
     found = {}
     for count in (1, 2):
         with servers(count) as address:
-            loader = service_loader(good, service=address, **GIVEN)
-            found[f"{count} workers"] = [taken(loader)[0] for _ in range(2)]
+            loader = load(good, service=address)
+            found[f"{count} workers"] = [tuple(taken(loader)) for _ in range(2)]
     with servers(1) as address:
-        resumed = service_loader(good, service=address, start_batch=RESUMED, **GIVEN)
-        found["resumed"] = taken(resumed)[0]
-        left = service_loader(good, service=address, **GIVEN)
+        found["resumed"] = tuple(taken(load(good, service=address, start_batch=RESUMED)))
+        left = load(good, service=address)
         assert len([*islice(left, 1)]) == 1
-        return found | {"after a break": taken(left)[0]}
+        return found | {"after a break": tuple(taken(left))}
 
 
 def refusals(good: str, bad: str) -> dict:
     """What is said where nobody answers, and of files that can't be read."""
     with servers(1) as address:
-        found = {"damaged": message(partial(list, service_loader(bad, service=address, **GIVEN)))}
+        found = {"damaged": raised(list, load(bad, service=address))}
     for name, address in (("nobody", "grpc://localhost:1"), ("no address", "localhost")):
-        found[name] = message(partial(service_loader, good, service=address, **GIVEN))
+        found[name] = raised(load, good, service=address)
     return found
 
 
-def main() -> None:
-    """Write the JSON."""
+if __name__ == "__main__":
     good, bad, out = sys.argv[1:]
     found = epochs(good) | refusals(good, bad) | {"interfaces": [*psutil.net_if_addrs()]}
-    Path(out).write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
+    Path(out).write_bytes(pickle.dumps(found))

@@ -1,13 +1,17 @@
 """Input pipelines: the same samples, in the same order, with the same pixels, in both frameworks.
 
-Each framework runs in a process of its own (`folder_worker.py`), which also runs the tuned
-pipelines; every image is compared with Pillow's.
+Every image is compared with Pillow's. The tuned pipelines are tested here, too.
 """
 
 from __future__ import annotations
 
+import gc
 import io
+import multiprocessing
+import re
+from dataclasses import replace
 from math import ceil
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,96 +20,107 @@ from hypothesis import strategies as st
 from PIL import Image
 from scipy.stats import ks_2samp
 
+from bench.harness.plan import Work
+from bench.probes import pipelines as probes
 from shared.datasets import batch_order
 from shared.epochs import DRAWS, TRIES, Epochs, crop_box, draw
-from tests.input import pipelines
-from tests.input.pipelines import BAD, BATCH, RESUMED, SEED
+from shared.images import list_images
+from shared.specs import TASKS
+from shared.weights import init_weights
+from tests.input.pipelines import (
+    BAD,
+    BATCH,
+    FORM,
+    MEAN,
+    RESUMED,
+    SEED,
+    STD,
+    expected,
+    levels,
+    ordinary_user,
+    taken,
+)
 
+FRAMEWORKS = ("pt", "tf")
+PT = pytest.mark.only("pt")
 BATCHES = 4  # of an epoch of 13 images
-FORMS = [  # side, loader and decoder
-    (side, name)
-    for side in ("pt", "tf")
-    for name in (
-        *("naive standard", "parallel standard", "uint8 standard", "tuned standard"),
-        *("naive fast", "tuned fast", "threads standard", "threads fast"),
-    )
-    if not (side == "tf" and name.startswith("threads"))
+THREADS = pytest.param("threads", marks=PT)
+LOADERS = ("naive", "parallel", "uint8", "tuned", THREADS)
+FORMS = [
+    *((name, "standard") for name in LOADERS[:-1]),
+    *((name, "fast") for name in ("naive", "tuned")),
+    *(pytest.param("threads", decoder, marks=PT) for decoder in ("standard", "fast")),
 ]
-LOADERS = [(side, name.split()[0]) for side, name in FORMS if name.endswith("standard")]
 
 
-@pytest.fixture(scope="module")
-def evidence():
-    return pipelines.evidence()
-
-
-def scenario(evidence, side, name):
-    return pipelines.scenario(evidence.found, side, name)
-
-
-def flat(found):
-    """All labels of an epoch."""
-    return [label for labels in found["labels"] for label in labels]
+def assert_pixels(epoch, wanted, framework="pt", decoder="standard", mean=MEAN, std=STD):
+    """Each image is Pillow's within one grey level."""
+    beyond = np.abs(levels(np.concatenate(epoch.images), mean, std) - wanted.images) > 1.001
+    # What TensorFlow decodes of the crop alone can be interpolated from other chroma at its border.
+    assert beyond.mean() <= (0.02 if (framework, decoder) == ("tf", "fast") else 0)
 
 
 # The same samples -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("side", "name"), FORMS)
-def test_every_image_is_pillow_s_within_one_grey_level(evidence, side, name):
+@pytest.mark.parametrize(("name", "decoder"), FORMS)
+def test_every_image_is_pillow_s_within_one_grey_level(framework, load, folders, name, decoder):
     """In its place in the order, with its crop, flip and label; hence the same multiset."""
-    first = scenario(evidence, side, "epochs")[name][0]
-    wanted = pipelines.expected(evidence.good, epoch=0)
-    assert flat(first) == wanted.labels
-    difference = np.abs(pipelines.levels(evidence.found[side]["images"][name]) - wanted.images)
-    # What the crop alone decodes can be interpolated from other chroma at its border.
-    beyond = difference > 1.001
-    allowed = 0.02 if (side, name.split()[1]) == ("tf", "fast") else 0
-    assert beyond.mean() <= allowed, (difference.max(), beyond.mean())
-    assert first["dtypes"] == ["float32", "int64"]
+    epoch, wanted = taken(load(name, folders.good, decoder=decoder)), expected(folders.good, 0)
+    assert epoch.flat == wanted.labels
+    assert_pixels(epoch, wanted, framework, decoder)
 
 
-@pytest.mark.parametrize(("side", "name"), LOADERS)
-def test_images_have_the_size_the_mean_and_the_deviation_that_are_asked_for(evidence, side, name):
-    form = pipelines.FORM
-    wanted = pipelines.expected(evidence.good, epoch=0, size=form["image_size"])
-    found = evidence.found[side]["images"][f"{name} form"]
-    assert np.abs(pipelines.levels(found, form["mean"], form["std"]) - wanted.images).max() < 1.001
+@pytest.mark.parametrize("name", LOADERS)
+def test_images_have_the_size_the_mean_and_the_deviation_that_are_asked_for(load, folders, name):
+    wanted = expected(folders.good, 0, size=FORM["image_size"])
+    epoch = taken(load(name, folders.good, **FORM))
+    assert_pixels(epoch, wanted, mean=FORM["mean"], std=FORM["std"])
 
 
-@pytest.mark.parametrize(("side", "name"), LOADERS)
-def test_the_next_iteration_is_the_next_epoch(evidence, side, name):
-    first, second = scenario(evidence, side, "epochs")[f"{name} standard"]
-    wanted = pipelines.expected(evidence.good, epoch=1)
-    assert flat(second) == wanted.labels
-    assert [len(y) for y in second["labels"]] == [BATCH, BATCH, BATCH, 1]
-    assert not set(first["digests"]) & set(second["digests"])
-
-
-@pytest.mark.parametrize(("side", "name"), LOADERS)
-def test_an_epoch_taken_up_again_is_exactly_what_was_left_of_it(evidence, side, name):
+@pytest.mark.parametrize("name", LOADERS)
+def test_the_next_iteration_is_the_next_epoch_which_can_be_taken_up_again(load, folders, name):
     """By another loader, with another number of workers, to the last bit."""
-    found = scenario(evidence, side, "epochs")
-    second, resumed = found[f"{name} standard"][1], found[f"{name} resumed"]
-    left = RESUMED % BATCHES
-    assert resumed["digests"] == second["digests"][left:]
-    assert resumed["labels"] == second["labels"][left:]
+    made = load(name, folders.good)
+    first, second = taken(made), taken(made)
+    assert second.flat == expected(folders.good, 1).labels
+    assert [len(y) for y in second.labels] == [BATCH, BATCH, BATCH, 1]
+    assert not any(map(np.array_equal, first.images, second.images))
+    workers = {} if name == "naive" else {"workers": 1}
+    resumed = taken(load(name, folders.good, start_batch=RESUMED, **workers))
+    assert resumed == second[RESUMED % BATCHES :]
 
 
 # Crops ------------------------------------------------------------------------------------------
 
 
-def test_the_graph_cuts_the_boxes_of_numpy(evidence):
-    found = scenario(evidence, "tf", "boxes")
-    assert found["differing"] == []
-    assert found["centred"] > 100  # where no try fits
+@pytest.mark.only("tf")
+def test_tf_the_graph_cuts_the_boxes_of_numpy(impl):
+    import tensorflow as tf
+
+    from tf_impl.kit.photos import graph_crop_box
+
+    random, graph, centred = np.random.default_rng(0), tf.function(graph_crop_box), 0
+    sizes = random.integers(1, 500, (400, 2))
+    sizes[:50, 0] = random.integers(1, 12, 50)  # so flat that no try fits
+    sizes[50:100, 1] = random.integers(1, 12, 50)
+    for size, drawn in zip(sizes, draw(400, seed=3, epoch=1), strict=True):
+        box = graph(*tf.constant(size, tf.int32), tf.cast(drawn, tf.float64)).numpy().tolist()
+        assert box == list(crop_box(*size.tolist(), drawn.tolist()))
+        centred += box[:2] == [(size[0] - box[2]) // 2, (size[1] - box[3]) // 2]
+    assert centred > 100  # where no try fits
 
 
+@PT
 @pytest.mark.parametrize("size", [(200, 300), (60, 400)])
-def test_crops_have_the_distribution_of_torchvision(evidence, size):
-    theirs = np.array(scenario(evidence, "pt", "torchvision")["{} {}".format(*size)])
-    numbers = draw(3000, seed=1, epoch=2).tolist()
-    ours = np.array([crop_box(*size, each) for each in numbers])
+def test_pt_crops_have_the_distribution_of_torchvision(impl, size):
+    import torch
+    from torchvision.transforms import RandomResizedCrop
+
+    torch.manual_seed(0)
+    image, ranges = torch.zeros(3, *size), ((0.08, 1.0), (3 / 4, 4 / 3))
+    theirs = np.array([RandomResizedCrop.get_params(image, *ranges) for _ in range(3000)])
+    ours = np.array([crop_box(*size, each) for each in draw(3000, seed=1, epoch=2).tolist()])
     for side in range(4):
         assert ks_2samp(ours[:, side], theirs[:, side]).pvalue > 0.001, side
     shares = [boxes[:, 2] * boxes[:, 3] / (size[0] * size[1]) for boxes in (ours, theirs)]
@@ -161,13 +176,9 @@ def test_an_epoch_has_every_row_once_and_goes_on_anywhere(size, batch_size, seed
     assert resumed.epoch == whole.epoch
 
 
-def test_the_order_is_that_of_all_data():
-    epochs = Epochs(50, batch_size=8, seed=9)
-    rows = [rows.tolist() for rows, _ in epochs.batches(3)]
+def test_the_order_is_that_of_all_data_and_numbers_belong_to_the_row():
+    rows = [rows.tolist() for rows, _ in Epochs(50, batch_size=8, seed=9).batches(3)]
     assert rows[:-1] == [rows.tolist() for rows in batch_order(50, 8, seed=9, epoch=3)]
-
-
-def test_numbers_belong_to_the_row():
     for batch_size in (3, 5):
         for rows, numbers in Epochs(20, batch_size=batch_size, seed=9):
             assert np.array_equal(numbers, draw(20, seed=9, epoch=0)[rows])
@@ -181,53 +192,41 @@ def name_of(line):
     return line.split(": ")[0].rpartition("/")[2]
 
 
-@pytest.mark.parametrize(("side", "form"), FORMS)
-def test_what_cannot_be_read_is_counted_and_moves_nothing(evidence, side, form):
+@pytest.mark.parametrize(("name", "decoder"), FORMS)
+def test_what_cannot_be_read_is_counted_and_moves_nothing(framework, load, folders, name, decoder):
     """Its place stays empty: every other image has its own label and its own pixels."""
-    found = scenario(evidence, side, "errors")[form]
-    wanted = pipelines.expected(evidence.bad, epoch=0)
-    assert flat(found) == wanted.labels
-    assert sorted(map(name_of, found["skipped"])) == list(BAD)
-    assert all(line.startswith(str(evidence.bad)) for line in found["skipped"])
-    assert all(line.split(": ", 1)[1].strip() for line in found["skipped"])
-    assert ["denied" in line for line in sorted(found["skipped"], key=name_of)] == [
-        name == "unreadable.jpg" for name in BAD
-    ]
-    images = pipelines.levels(evidence.found[side]["images"][f"skip {form}"])
-    beyond = np.abs(images - wanted.images) > 1.001
-    # As above, for what the crop alone decodes.
-    assert beyond.mean() <= (0.02 if (side, form.split()[1]) == ("tf", "fast") else 0)
+    with ordinary_user():
+        made = load(name, folders.bad, decoder=decoder, on_error="skip")
+        epoch = taken(made)
+    wanted, skipped = expected(folders.bad, 0), sorted(made.skipped, key=name_of)
+    assert epoch.flat == wanted.labels
+    assert_pixels(epoch, wanted, framework, decoder)
+    assert [name_of(line) for line in skipped] == list(BAD)
+    assert all(re.match(f"{re.escape(str(folders.bad))}.*: \\S", line) for line in skipped)
+    assert [name_of(line) for line in skipped if "denied" in line] == ["unreadable.jpg"]
+    paths, _, _ = list_images(folders.bad)
+    batches = [rows for rows, _ in Epochs(len(paths), batch_size=BATCH, seed=SEED)]
+    sizes = [sum(paths[row].name not in BAD for row in rows) for rows in batches]
+    assert [len(y) for y in epoch.labels] == [size for size in sizes if size]
 
 
-@pytest.mark.parametrize(("side", "name"), LOADERS)
-def test_a_batch_is_smaller_by_what_is_left_out(evidence, side, name):
-    found = scenario(evidence, side, "errors")[f"{name} standard"]
-    paths, _, _ = pipelines.list_images(evidence.bad)
-    sizes = [
-        sum(paths[row].name not in BAD for row in rows)
-        for rows, _ in Epochs(len(paths), batch_size=BATCH, seed=SEED)
-    ]
-    assert [len(y) for y in found["labels"]] == [size for size in sizes if size]
-
-
-@pytest.mark.parametrize(
-    ("side", "name"), [each for each in LOADERS if each[1] in ("naive", "tuned", "threads")]
-)
-def test_the_first_file_that_cannot_be_read_is_named(evidence, side, name):
-    raised = scenario(evidence, side, "errors")[f"{name} standard"]["raised"]
-    paths, _, _ = pipelines.list_images(evidence.bad)
+@pytest.mark.parametrize("name", ["naive", "tuned", THREADS])
+def test_the_first_file_that_cannot_be_read_is_named(load, folders, name):
+    paths, _, _ = list_images(folders.bad)
     order = [rows[0] for rows, _ in Epochs(len(paths), batch_size=1, seed=SEED)]
     first = next(paths[row] for row in order if paths[row].name in BAD)
-    assert raised.startswith(f"ValueError: {first}: ")
-    assert "\n" not in raised
+    with ordinary_user(), pytest.raises(ValueError, match=re.escape(f"{first}: ")) as raised:
+        list(load(name, folders.bad))
+    assert "\n" not in str(raised.value)
 
 
+@PT
 @pytest.mark.parametrize("between", [b"", b"\xff\xff", b"\xff\xd0", b"\xff\x00", b"dust"])
 @pytest.mark.parametrize("settings", [{}, {"progressive": True}, {"exif": b"\xff" * 9000}])
 def test_the_header_of_a_jpeg_tells_its_size_whatever_stands_before_it(
-    monkeypatch, between, settings
+    impl, monkeypatch, between, settings
 ):
-    from pt_impl.kit import photos  # no other test here needs a framework in this process
+    from pt_impl.kit import photos
 
     file = io.BytesIO()
     Image.new("RGB", (32, 24), "green").save(file, "JPEG", **settings)
@@ -242,57 +241,92 @@ def test_the_header_of_a_jpeg_tells_its_size_whatever_stands_before_it(
     photos.refuse_huge_jpeg(data[: len(data) // 20])  # no header: for the decoder to refuse
 
 
-@pytest.mark.parametrize("side", ["pt", "tf"])
-def test_bad_settings_get_one_clear_line(evidence, side):
-    found = scenario(evidence, side, "settings")
-    assert found["decoder"] == "ValueError: decoder must be standard or fast, not 'best'"
-    assert found["on_error"] == "ValueError: on_error must be raise or skip, not 'ignore'"
-    for name in ("batch_size", "start_batch"):
-        assert found[name].startswith("ValueError: size and batch_size must be 1 at least and")
-    for name in ("image_size", "mean", "std"):
-        assert found[name].startswith("ValueError: image_size must be 1 at least, mean and std")
-    assert found["no folder"].startswith("FileNotFoundError: ")
-    empty = f"ValueError: {evidence.good.parent}/empty: is empty, it needs a sub-folder"
-    assert found["empty"].startswith(empty)
-    assert found["one class"] == [[0]]
+SIZES = "size and batch_size must be 1 at least and"
+IMAGES = "image_size must be 1 at least, mean and std"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"decoder": "best"}, "decoder must be standard or fast, not 'best'"),
+        ({"on_error": "ignore"}, "on_error must be raise or skip, not 'ignore'"),
+        ({"batch_size": 0}, SIZES),
+        ({"start_batch": -1}, SIZES),
+        ({"image_size": 0}, IMAGES),
+        ({"mean": (0.5,)}, IMAGES),
+        ({"std": (1.0, 0.0, 1.0)}, IMAGES),
+    ],
+)
+def test_bad_settings_get_one_clear_line(load, folders, settings, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        load("tuned", folders.good, **settings)
+
+
+def test_other_folders(load, folders):
+    """None, an empty one, and one of one image of one class."""
+    with pytest.raises(FileNotFoundError):
+        load("naive", folders.good / "nowhere")
+    empty = folders.good.parent / "empty"
+    with pytest.raises(ValueError, match=f"^{re.escape(str(empty))}: is empty, it needs a sub-"):
+        load("tuned", empty)
+    assert taken(load("tuned", folders.good.parent / "one class")).labels == [[0]]
 
 
 # Measuring --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("side", ["pt", "tf"])
-def test_a_pipeline_is_measured_beside_its_limit(evidence, side):
-    found = scenario(evidence, side, "measured")
-    measured = {name: one for name, one in found["figures"].items() if name != "evidence"}
-    figures = {name: figure["value"] for name, figure in measured.items()}
-    samples = {name: figure["samples"] for name, figure in measured.items()}
-    assert [len(samples[name]) for name in ("samples_per_s", "work_limit")] == [2, 3]
-    for rate, share, *limits in zip(
-        samples["samples_per_s"],
-        samples["share_of_limit"],
-        samples["work_limit"],
-        samples["work_limit"][1:],
-        strict=False,
-    ):
-        assert share == pytest.approx(100 * rate / np.mean(limits))
+def limits(others=()):
+    """The processes of a work limit, forks or fresh ones, but for those of loaders before it."""
+    gc.collect()
+    return [one for one in multiprocessing.active_children() if one not in others]
+
+
+def test_a_pipeline_is_measured_beside_its_limit(impl, load, folders):
+    task = TASKS["photos"]
+    task = replace(task, dataset=replace(task.dataset, train_size=13))
+    weights, good, others = init_weights(task.model, 0), str(folders.good), limits()
+    work = Work(task, "tuned", {}, 1, weights, data=good, repetitions=2)
+    with mock.patch.object(probes, "usable_threads", return_value=1):
+        found = probes.measure(
+            *(impl, work, lambda: load("tuned", good, batch_size=1, workers=1)),
+            technique="folder",
+            source=good,
+            decoder="standard",
+        )
+    assert not limits(others)
+    read = found.pop("evidence")["read"]
+    figures = {name: figure["value"] for name, figure in found.items()}
+    rates, shares, limit = (
+        found[name]["samples"] for name in ("samples_per_s", "share_of_limit", "work_limit")
+    )
+    assert (len(rates), len(limit)) == (2, 3)
+    for number, (rate, share) in enumerate(zip(rates, shares, strict=True)):
+        assert share == pytest.approx(100 * rate / np.mean(limit[number : number + 2]))
     assert 0 < figures["later_first_batch"] < figures["first_batch"]
     assert 0 < figures["data_stall"] < 100
     assert figures["cpu_per_1000"] > 0
     assert figures["memory"] > 50_000_000  # a framework at least
-    read = found["figures"]["evidence"]["read"]
     assert len(read) == 4  # epochs, and those before the repetitions
     assert {sum(one["samples_a_label"]) for one in read} == {13}
     assert len({tuple(one["samples_a_label"]) for one in read}) == 1
     assert len({one["order_sha256"] for one in read}) > 1  # shuffled anew
 
 
-@pytest.mark.parametrize("side", ["pt", "tf"])
-def test_an_epoch_that_is_not_whole_is_no_measurement(evidence, side):
-    found = scenario(evidence, side, "measured")
-    assert found["lost"] == "RuntimeError: an epoch had 13 of 14 images"
-    assert found["left"] == 0
+def test_an_epoch_that_is_not_whole_is_no_measurement(load, folders):
+    made = load("tuned", folders.good, batch_size=1, workers=1)
+    with pytest.raises(RuntimeError, match="an epoch had 13 of 14 images"):
+        probes.Pipeline(made, images=14).epochs()
 
 
-def test_a_limit_that_loses_a_process_is_none(evidence):
-    found = scenario(evidence, "pt", "measured")
-    assert found["ended"].startswith("RuntimeError: a process of the work limit ended early")
+@PT  # the same in both frameworks, and TensorFlow takes long to import
+def test_a_limit_that_loses_a_process_is_none(impl, folders):
+    given, others = (impl.__name__, "folder", str(folders.good)), limits()
+    with (
+        mock.patch.object(probes, "usable_threads", return_value=1),
+        probes.work_limit(*given, decoder="standard") as limit,
+    ):
+        limit()
+        for process in limits(others):
+            process.kill()
+        with pytest.raises(RuntimeError, match="a process of the work limit ended early"):
+            limit()

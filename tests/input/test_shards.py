@@ -1,17 +1,16 @@
 """Pipelines over shards: every sample once an epoch, damage found, an epoch taken up again.
 
-Each framework runs in a process of its own (`shards_worker.py`), which also runs the
-mapped pipelines.
+The mapped pipelines are tested here, too.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
+import re
 import shutil
-import tempfile
+import sys
 from itertools import chain
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,190 +21,26 @@ from shared.epochs import draw
 from shared.images import list_images
 from shared.photos import make_photos
 from shared.shards import open_shards
-from tests.input import pipelines
-from tests.input.pipelines import BATCH, SEED
-from tests.input.shards_worker import DAMAGED, DAMAGES, LOADERS, STARTS
+from tests.input.pipelines import (
+    BATCH,
+    FORM,
+    MEAN,
+    SEED,
+    SIZE,
+    STD,
+    assert_ends_with_its_processes,
+    levels,
+    reference,
+    taken,
+)
 
+FRAMEWORKS = ("pt", "tf")
+LOADERS = {"sequential": "shards", "interleaved": "shards", "memory_mapped": "mapped_arrays"}
 IMAGES, SAMPLES = 13, 3  # of all, and of a shard
 HIT = 1  # the shard that is damaged
 # Pillow rounds after each of two passes; TensorFlow has the places of its taps in float32, 3e-5 of
 # a pixel near the end of a row, between neighbours up to 255 apart.
 GREY_LEVEL = 1 + 255 * 3e-5
-FORMS = {"pt": ("tar", "arrays"), "tf": ("tfrecord", "arrays")}
-EACH = [(side, name) for side in ("pt", "tf") for name in LOADERS]
-
-
-@functools.cache
-def evidence() -> SimpleNamespace:
-    """What both workers found, and the rows and crops that were to come."""
-    keep = tempfile.TemporaryDirectory()
-    top = Path(keep.name, "Scherben 图 ß")
-    folder = make_photos(top, images=IMAGES, size=300, seed=0)
-    paths, _, _ = list_images(folder)
-    for path, mode in ((paths[2], "L"), (paths[5], "CMYK")):
-        Image.open(path).convert(mode).save(path, quality=90)
-    for form in ("tar", "tfrecord", "arrays"):
-        convert(folder, top / f"good-{form}", form=form, samples=SAMPLES, workers=1)
-        for kind in DAMAGES:
-            shutil.copytree(top / f"good-{form}", top / f"{kind}-{form}")
-            damage(kind, open_shards(top / f"{kind}-{form}", form).shards[HIT].files[0])
-    found = pipelines.run_workers("input.shards_worker", Path(keep.name), top)
-    return SimpleNamespace(keep=keep, top=top, folder=folder, found=found)
-
-
-def damage(kind: str, path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    if kind == "missing":
-        path.unlink()
-        return
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data if kind == "flipped" else data[: len(data) * 2 // 3])
-
-
-@functools.cache
-def wanted(epoch: int) -> list[tuple[np.ndarray, int]]:
-    """The crop and the label of every row in an epoch, from Pillow."""
-    paths, labels, _ = list_images(evidence().folder)
-    numbers = draw(IMAGES, seed=SEED, epoch=epoch).tolist()
-    return [
-        (pipelines.reference(path, drawn), int(label))
-        for path, drawn, label in zip(paths, numbers, labels, strict=True)
-    ]
-
-
-def rows_of(images: np.ndarray, labels: list[list[int]], epoch: int) -> list[int]:
-    """Which row each image is; fails where it is none within a grey level, or has its label not."""
-    found = []
-    for image, label in zip(pipelines.levels(images), chain(*labels), strict=True):
-        distances = [np.abs(image - crop).max() for crop, _ in wanted(epoch)]
-        row = int(np.argmin(distances))
-        assert distances[row] <= GREY_LEVEL
-        assert wanted(epoch)[row][1] == label
-        found.append(row)
-    return found
-
-
-@functools.cache
-def rows_of_epoch(side: str, name: str, epoch: int) -> list[int]:
-    """Those of a loader's epoch."""
-    found = scenario(side, "epochs")[name][epoch]
-    return rows_of(images(side, f"{name} {epoch}"), found["labels"], epoch)
-
-
-def scenario(side: str, name: str) -> dict:
-    return pipelines.scenario(evidence().found, side, name)
-
-
-def images(side: str, name: str) -> np.ndarray:
-    return evidence().found[side]["images"][name]
-
-
-def hit_rows(side: str, name: str) -> list[int]:
-    form = FORMS[side][name == "memory_mapped"]
-    return open_shards(evidence().top / f"good-{form}", form).shards[HIT].rows.tolist()
-
-
-# Every sample -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("epoch", range(2))
-@pytest.mark.parametrize(("side", "name"), EACH)
-def test_an_epoch_has_every_image_once_with_its_label_and_its_crop(side, name, epoch):
-    """So both frameworks have the same multiset, and it is that of the folder's loaders."""
-    assert sorted(rows_of_epoch(side, name, epoch)) == list(range(IMAGES))
-    assert scenario(side, "epochs")[name][epoch]["dtypes"] == ["float32", "int64"]
-
-
-@pytest.mark.parametrize(("side", "name"), EACH)
-def test_images_have_the_size_the_mean_and_the_deviation_that_are_asked_for(side, name):
-    form = pipelines.FORM
-    paths, _, _ = list_images(evidence().folder)
-    numbers = draw(IMAGES, seed=SEED, epoch=0).tolist()
-    crops = np.stack(
-        [
-            pipelines.reference(path, drawn, form["image_size"])
-            for path, drawn in zip(paths, numbers, strict=True)
-        ]
-    )
-    found = pipelines.levels(images(side, f"{name} form"), form["mean"], form["std"])
-    assert len(found) == IMAGES
-    assert all(np.abs(crops - image).max(axis=(1, 2, 3)).min() <= GREY_LEVEL for image in found)
-
-
-@pytest.mark.parametrize(("side", "name"), EACH)
-def test_epochs_differ_and_another_run_is_the_same(side, name):
-    found = scenario(side, "epochs")
-    first, second = (epoch["digests"] for epoch in found[name])
-    assert found[f"{name} again"]["digests"] == first
-    assert not set(first) & set(second)
-    assert rows_of_epoch(side, name, 0) != rows_of_epoch(side, name, 1)
-
-
-@pytest.mark.parametrize("side", ["pt", "tf"])
-def test_mapped_images_come_in_the_order_of_the_folder_s_loaders(side):
-    order = np.random.default_rng([SEED, 1]).permutation(IMAGES).tolist()
-    assert rows_of_epoch(side, "memory_mapped", 1) == order
-
-
-@pytest.mark.parametrize(("side", "name"), EACH)
-def test_batches_are_full_but_for_the_last(side, name):
-    sizes = [len(labels) for labels in scenario(side, "epochs")[name][0]["labels"]]
-    if (side, name) == ("pt", "interleaved"):  # of each of two workers
-        assert all(size <= BATCH for size in sizes)
-        assert sum(size < BATCH for size in sizes) <= 2
-    else:
-        assert sizes == [BATCH, BATCH, BATCH, 1]
-
-
-@pytest.mark.parametrize("start", STARTS)
-@pytest.mark.parametrize(("side", "name"), EACH)
-def test_an_epoch_taken_up_again_is_exactly_what_was_left_of_it(side, name, start):
-    """To the last bit, in its order."""
-    found = scenario(side, "epochs")
-    resumed = found[f"{name} resumed"][STARTS.index(start)]
-    left = start
-    for epoch in found[name]:
-        if left < len(epoch["digests"]):
-            break
-        left -= len(epoch["digests"])
-    assert resumed["digests"] == epoch["digests"][left:]
-    assert resumed["labels"] == epoch["labels"][left:]
-
-
-@pytest.mark.parametrize("side", ["pt", "tf"])
-def test_in_any_order_there_is_still_every_image_once(side):
-    found = scenario(side, "orders")["any"]
-    assert sorted(rows_of(images(side, "any"), found["labels"], 0)) == list(range(IMAGES))
-
-
-# The buffer -------------------------------------------------------------------------------------
-
-
-@functools.cache
-def order(side: str, size: int) -> list[int]:
-    """The rows of an epoch with a buffer of so many."""
-    found = scenario(side, "orders")[f"buffer {size}"]
-    return rows_of(images(side, f"buffer {size}"), found["labels"], 0)
-
-
-@pytest.mark.parametrize("side", ["pt", "tf"])
-def test_without_a_buffer_the_order_is_that_of_the_shards(side):
-    form = FORMS[side][0]
-    shards = open_shards(evidence().top / f"good-{form}", form).order(seed=SEED, epoch=0)
-    assert order(side, 1) == [row for shard in shards for row in shard.rows.tolist()]
-
-
-@pytest.mark.parametrize("size", [3, 100])
-@pytest.mark.parametrize("side", ["pt", "tf"])
-def test_the_next_sample_is_one_of_those_in_the_buffer(side, size):
-    places = [order(side, 1).index(row) for row in order(side, size)]
-    assert sorted(places) == list(range(IMAGES))
-    assert places != sorted(places)
-    assert all(place - when < size for when, place in enumerate(places))  # else not read yet
-
-
-# Damage -----------------------------------------------------------------------------------------
-
 SAYS = {
     "truncated": "is truncated: ",
     "flipped": "is damaged: its SHA-256 is not that of the manifest",
@@ -213,85 +48,269 @@ SAYS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "name"), DAMAGED)
-@pytest.mark.parametrize("side", ["pt", "tf"])
-def test_a_damaged_shard_is_named_with_the_reason(side, name, kind):
-    found = scenario(side, "damaged")[f"{kind} {name}"]
-    form = FORMS[side][name == "memory_mapped"]
-    path = (
-        evidence().top
-        / f"{kind}-{form}"
-        / open_shards(evidence().top / f"good-{form}", form).shards[HIT].files[0].name
+@pytest.fixture(scope="module")
+def form(framework):
+    """Of this framework's shards of whole files."""
+    return "tar" if framework == "pt" else "tfrecord"
+
+
+@pytest.fixture(scope="module")
+def form_of(form):
+    """`form_of(loader)`: of the shards that it reads."""
+    return lambda name: "arrays" if name == "memory_mapped" else form
+
+
+@pytest.fixture(scope="module")
+def folder(form, tmp_path_factory):
+    """Photos, and beside them shards of them: `good-FORM`, and the same with one damaged."""
+    top = tmp_path_factory.mktemp("Scherben 图 ß")
+    folder = make_photos(top, images=IMAGES, size=300, seed=0)
+    paths, _, _ = list_images(folder)
+    for path, mode in ((paths[2], "L"), (paths[5], "CMYK")):
+        Image.open(path).convert(mode).save(path, quality=90)
+    for kind in (form, "arrays"):
+        convert(folder, top / f"good-{kind}", form=kind, samples=SAMPLES, workers=1)
+        for damage in SAYS:
+            shutil.copytree(top / f"good-{kind}", top / f"{damage}-{kind}")
+            path = open_shards(top / f"{damage}-{kind}", kind).shards[HIT].files[0]
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data if damage == "flipped" else data[: len(data) * 2 // 3])
+            if damage == "missing":
+                path.unlink()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def load(impl, framework, folder, form_of):
+    """`load(loader, kind, **settings)`: over good shards, or over damaged ones."""
+
+    def make(name, kind="good", **settings):
+        module = importlib.import_module(f"{framework}_impl.input.{LOADERS[name]}")
+        workers = {} if name == "sequential" else {"workers": 2}
+        given = {"batch_size": BATCH, "seed": SEED} | workers | settings
+        return getattr(module, f"{name}_loader")(folder.parent / f"{kind}-{form_of(name)}", **given)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def epochs(load):
+    """`epochs(loader)`: its first two."""
+
+    @functools.cache
+    def two(name):
+        made = load(name)
+        return taken(made), taken(made)
+
+    return two
+
+
+@pytest.fixture(scope="module")
+def wanted(folder):
+    """`wanted(epoch, size)`: the crop and the label of every row, from Pillow."""
+    paths, labels, _ = list_images(folder)
+
+    @functools.cache
+    def crops(epoch, size=SIZE):
+        numbers = draw(IMAGES, seed=SEED, epoch=epoch).tolist()
+        images = [reference(path, drawn, size) for path, drawn in zip(paths, numbers, strict=True)]
+        return np.stack(images), labels.tolist()
+
+    return crops
+
+
+@pytest.fixture(scope="module")
+def rows_of(wanted):
+    """`rows_of(epoch, number)`: which row each image is, within a grey level and of its label."""
+
+    def rows(epoch, number=0, size=SIZE, mean=MEAN, std=STD):
+        (crops, labels), found = wanted(number, size), []
+        for image, label in zip(chain(*epoch.images), chain(*epoch.labels), strict=True):
+            distances = np.abs(crops - levels(image, mean, std)).max((1, 2, 3))
+            found.append(int(np.argmin(distances)))
+            assert distances[found[-1]] <= GREY_LEVEL
+            assert labels[found[-1]] == label
+        return found
+
+    return rows
+
+
+@pytest.fixture(scope="module")
+def lost_rows(folder, form_of):
+    """`lost_rows(loader)`: those of the shard that is damaged."""
+
+    def rows(name):
+        form = form_of(name)
+        return open_shards(folder.parent / f"good-{form}", form).shards[HIT].rows.tolist()
+
+    return rows
+
+
+# Every sample -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_an_epoch_has_every_image_once_with_its_label_and_its_crop(
+    framework, epochs, rows_of, name
+):
+    """So both frameworks have the same multiset, and it is that of the folder's loaders."""
+    first, second = (rows_of(epoch, number) for number, epoch in enumerate(epochs(name)))
+    assert sorted(first) == sorted(second) == list(range(IMAGES))
+    assert first != second
+    sizes = [len(labels) for labels in epochs(name)[0].labels]
+    if (framework, name) == ("pt", "interleaved"):  # of each of two workers
+        assert all(size <= BATCH for size in sizes)
+        assert sum(size < BATCH for size in sizes) <= 2
+    else:
+        assert sizes == [BATCH, BATCH, BATCH, 1]
+    if name == "memory_mapped":  # in the order of the folder's loaders
+        assert second == np.random.default_rng([SEED, 1]).permutation(IMAGES).tolist()
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_images_have_the_size_the_mean_and_the_deviation_that_are_asked_for(load, rows_of, name):
+    rows = rows_of(taken(load(name, **FORM)), 0, FORM["image_size"], FORM["mean"], FORM["std"])
+    assert sorted(rows) == list(range(IMAGES))
+
+
+@pytest.mark.parametrize("start", [0, 1, 4, 6])
+@pytest.mark.parametrize("name", LOADERS)
+def test_an_epoch_taken_up_again_is_exactly_what_was_left_of_it(load, epochs, name, start):
+    """In another run, within an epoch, where one ends, and in the second; to the last bit."""
+    epoch, left = divmod(start, len(epochs(name)[0].labels))
+    assert taken(load(name, start_batch=start)) == epochs(name)[epoch][left:]
+
+
+def test_in_any_order_there_is_still_every_image_once(load, rows_of):
+    rows = rows_of(taken(load("interleaved", deterministic=False)))
+    assert sorted(rows) == list(range(IMAGES))
+
+
+def test_the_next_sample_is_one_of_those_in_the_buffer(folder, form, load, rows_of):
+    """Without a buffer the order is that of the shards."""
+    settings = {"batch_size": 1}
+    plain, *shuffled = (
+        rows_of(taken(load("sequential", shuffle_buffer=size, **settings))) for size in (1, 3, 100)
     )
-    assert found["raised"].startswith(f"ValueError: {path}: {SAYS[kind]}")
-    assert "\n" not in found["raised"]
-    assert found["seconds"] < 60
+    shards = open_shards(folder.parent / f"good-{form}", form).order(seed=SEED, epoch=0)
+    assert plain == [row for shard in shards for row in shard.rows.tolist()]
+    for size, order in zip((3, 100), shuffled, strict=True):
+        places = [plain.index(row) for row in order]
+        assert sorted(places) == list(range(IMAGES)) != places
+        assert all(place - when < size for when, place in enumerate(places))  # else not read yet
 
 
-@pytest.mark.parametrize(("kind", "name"), DAMAGED)
-@pytest.mark.parametrize("side", ["pt", "tf"])
-def test_a_damaged_shard_is_skipped_and_counted_and_moves_nothing(side, name, kind):
-    found = scenario(side, "damaged")[f"{kind} {name}"]
-    lost = hit_rows(side, name)
-    rows = rows_of(images(side, f"{kind} {name}"), found["epoch"]["labels"], 0)
+# Damage -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize("kind", SAYS)
+def test_a_damaged_shard_is_named_or_skipped_and_counted_and_moves_nothing(
+    folder, form_of, load, rows_of, lost_rows, kind, name
+):
+    if name == "interleaved" and kind != "flipped":
+        pytest.skip("it opens its shards as the sequential one does")
+    good = open_shards(folder.parent / f"good-{form_of(name)}", form_of(name))
+    path = folder.parent / f"{kind}-{form_of(name)}" / good.shards[HIT].files[0].name
+    message = re.escape(f"{path}: {SAYS[kind]}")
+    with pytest.raises(ValueError, match=f"^{message}") as raised:
+        list(load(name, kind))
+    assert "\n" not in str(raised.value)
+    made, lost = load(name, kind, on_error="skip"), lost_rows(name)
+    rows = rows_of(taken(made))
     assert sorted(rows + lost) == list(range(IMAGES))
-    assert sorted(int(line.rpartition(" ")[2]) for line in found["skipped"]) == sorted(lost)
-    assert all(SAYS[kind] in line for line in found["skipped"])
+    assert sorted(int(line.rpartition(" ")[2]) for line in made.skipped) == sorted(lost)
+    assert all(SAYS[kind] in line for line in made.skipped)
 
 
-@pytest.mark.parametrize(("side", "name"), EACH)
-def test_what_is_skipped_leaves_its_place_empty(side, name):
+@pytest.mark.parametrize("name", LOADERS)
+def test_what_is_skipped_leaves_its_place_empty(load, epochs, lost_rows, name):
     """So that an epoch can be taken up again: the same batches, but smaller."""
-    found = scenario(side, "damaged")[f"flipped {name}"]
-    whole = scenario(side, "epochs")[name][0]["labels"]
-    sizes = [len(labels) for labels in found["epoch"]["labels"]]
-    assert len(sizes) <= len(whole)
-    assert sum(sizes) == IMAGES - len(hit_rows(side, name))
-    digests = found["epoch"]["digests"]
-    assert found["resumed"]["digests"] == digests[len(digests) - len(found["resumed"]["digests"]) :]
-    assert 0 < len(found["resumed"]["digests"]) < len(digests)
+    epoch = taken(load(name, "flipped", on_error="skip"))
+    sizes = [len(labels) for labels in epoch.labels]
+    assert len(sizes) <= len(epochs(name)[0].labels)
+    assert sum(sizes) == IMAGES - len(lost_rows(name))
+    resumed = taken(load(name, "flipped", on_error="skip", start_batch=2))
+    assert 0 < len(resumed.labels) < len(sizes)
+    assert resumed == epoch[-len(resumed.labels) :]
 
 
 # Settings ---------------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize("side", ["pt", "tf"])
-def test_bad_settings_get_one_clear_line(side):
-    found = scenario(side, "settings")
-    form, top = FORMS[side][0], evidence().top
-    assert found["on_error"] == "ValueError: on_error must be raise or skip, not 'ignore'"
-    for name in ("batch_size", "shuffle_buffer", "start_batch"):
-        assert found[name].startswith("ValueError: batch_size and shuffle_buffer must be 1 at")
-    assert found["any order"].startswith("ValueError: start_batch needs deterministic")
-    assert found["no shards"] == (
-        f"FileNotFoundError: {top}: holds no manifest.json: make shards with twinbench shards"
-    )
-    wrong = "holds shards of the form"
-    assert found["form"] == f"ValueError: {top}/good-arrays: {wrong} arrays, not {form}"
-    assert found["mapped form"] == f"ValueError: {top}/good-{form}: {wrong} {form}, not arrays"
+AT_LEAST = "batch_size and shuffle_buffer must be 1 at"
 
 
-@pytest.mark.parametrize("side", ["pt", "tf"])
-def test_the_work_is_measured(side):
-    rates = scenario(side, "rates")
-    assert all(1 < rate < 1e6 for found in rates.values() for rate in found)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"on_error": "ignore"}, "on_error must be raise or skip, not 'ignore'"),
+        ({"batch_size": 0}, AT_LEAST),
+        ({"shuffle_buffer": 0}, AT_LEAST),
+        ({"start_batch": -1}, AT_LEAST),
+        ({"deterministic": False, "start_batch": 1}, "start_batch needs deterministic"),
+    ],
+)
+def test_bad_settings_get_one_clear_line(load, settings, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        load("interleaved", **settings)
+
+
+def test_other_folders_get_one_clear_line(impl, folder, form):
+    of = {
+        name: importlib.import_module(f"{impl.__name__}.input.{name}") for name in LOADERS.values()
+    }
+    files, mapped = of["shards"].sequential_loader, of["mapped_arrays"].memory_mapped_loader
+    top = folder.parent
+    for make, place, error, said in (
+        (files, top, FileNotFoundError, "holds no manifest.json: make shards with twinbench sha"),
+        (files, top / "good-arrays", ValueError, f"holds shards of the form arrays, not {form}"),
+        (mapped, top / f"good-{form}", ValueError, f"holds shards of the form {form}, not arrays"),
+    ):
+        with pytest.raises(error, match=f"^{re.escape(f'{place}: {said}')}"):
+            make(place, batch_size=1, seed=0)
+
+
+def test_the_work_is_measured(impl, folder, form):
+    """On half of the shards, and by more cores than there are shards."""
+    rates = importlib.import_module(f"{impl.__name__}.kit.input_rates")
+    for limit, kind, part, parts in (
+        (rates.shards_limit, form, 1, 2),
+        (rates.mapped_arrays_limit, "arrays", 1, 2),
+        (rates.shards_limit, form, 98, 99),
+    ):
+        rate = limit(str(folder.parent / f"good-{kind}"), seed=SEED, part=part, parts=parts)
+        assert all(1 < rate() < 1e6 for _ in range(2))
 
 
 # Each framework ---------------------------------------------------------------------------------
 
 
-def test_workers_end_with_their_loader_and_leave_no_shared_memory():
-    found = scenario("pt", "ends")
-    assert found == {"interleaved": [2, True], "memory_mapped": [2, True], "shared memory": []}
+@pytest.mark.only("pt")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and /dev/shm")
+@pytest.mark.parametrize("name", ["interleaved", "memory_mapped"])
+def test_pt_workers_end_with_their_loader_and_leave_no_shared_memory(load, name):
+    assert_ends_with_its_processes(lambda: load(name))
 
 
-def test_tensorflow_reads_the_records_and_would_write_the_same_bytes():
-    found = scenario("tf", "records")
-    paths, labels, _ = list_images(evidence().folder)
-    features = ["image/class/label", "image/encoded", "image/row"]
-    expected = [
-        [row, int(label), path.stat().st_size, features]
-        for row, (path, label) in enumerate(zip(paths, labels, strict=True))
-    ]
-    assert sorted(found["found"]) == expected
-    assert all(found["same"])
+@pytest.mark.only("tf")
+def test_tf_reads_the_records_and_would_write_the_same_bytes(impl, folder, tmp_path):
+    import tensorflow as tf
+
+    found = []
+    for path in sorted((folder.parent / "good-tfrecord").glob("*.tfrecord")):
+        with tf.io.TFRecordWriter(str(tmp_path / "theirs")) as writer:
+            for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+                features = tf.train.Example.FromString(record).features.feature
+                (data,) = features["image/encoded"].bytes_list.value
+                numbers = [
+                    features[name].int64_list.value[0]
+                    for name in ("image/row", "image/class/label")
+                ]
+                found.append((*numbers, len(data)))
+                assert len(features) == 3
+                writer.write(record)
+        assert path.read_bytes() == (tmp_path / "theirs").read_bytes()
+    paths, labels, _ = list_images(folder)
+    sizes = [path.stat().st_size for path in paths]
+    assert sorted(found) == list(zip(range(IMAGES), labels.tolist(), sizes, strict=True))

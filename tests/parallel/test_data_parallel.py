@@ -1,33 +1,36 @@
 """Data parallelism: replicas train to the weights of one process, and bad input starts none.
 
-The runs are those of `data_parallel_worker.py`, one process a side: 203 samples in batches of 32,
-so that the seventh batch has 11, five for one replica and six for the other. Beside the digits'
-CNN they train a model with inputs by name, a weight that is used twice, and losses of its own.
+There are 203 samples in batches of 32, so that the seventh batch has 11, five for one replica and
+six for the other. Beside the digits' CNN the runs train a model with inputs by name, a weight that
+is used twice, and losses of its own.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
+import functools
+import re
+import socket
 import subprocess
 import sys
-import time
-from pathlib import Path
+import warnings
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import numpy as np
-import psutil
 import pytest
 
 from bench.parallel import bench_data_parallel
 from shared import datasets, parallel
 from shared.specs import TASKS, DatasetSpec
-from tests import workers
-from tests.parallel.data_parallel_worker import BAD, CONFIGS, JOB, SAMPLES
+from tests.parallel.replicas import assert_equal_work, differences, result_of, tf_config
 
-ROOT = Path(__file__).resolve().parents[2]
+FRAMEWORKS = ("pt", "tf")
 BAR = TASKS["digits-cnn"].parity
+SAMPLES = 203
+JOB = {"global_batch": 32, "steps": 10, "seed": 0}
+FEW = 4  # steps, which show that two runs differ
+RUN = [field.name for field in fields(parallel.Run)]
+PT, TF = pytest.mark.only("pt"), pytest.mark.only("tf")
 pytestmark = pytest.mark.timeout(400)
 
 
@@ -60,14 +63,11 @@ def test_an_epoch_has_every_sample_once_and_its_last_batch_is_smaller_or_left_ou
         assert np.array_equal(rows, expected)
 
 
-def test_each_epoch_and_seed_has_an_order_of_its_own_that_is_repeatable():
+def test_each_epoch_and_seed_has_an_order_of_its_own_that_is_that_of_other_techniques():
     first = np.concatenate(epoch(SAMPLES))
     assert np.array_equal(first, np.concatenate(epoch(SAMPLES)))
     assert not np.array_equal(first, np.concatenate(epoch(SAMPLES, epoch=1)))
     assert not np.array_equal(first, np.concatenate(epoch(SAMPLES, seed=1)))
-
-
-def test_the_order_is_that_of_the_other_techniques():
     shared = list(datasets.batch_order(SAMPLES, 32, seed=0, epoch=1))
     for rows, other in zip(epoch(SAMPLES, epoch=1), shared, strict=False):
         assert np.array_equal(rows, other)
@@ -105,435 +105,390 @@ def test_samples_of_any_structure_are_read_as_they_were_written(samples, tmp_pat
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
+def digits(tmp_path_factory):
+    """Images, channels last, and labels."""
     spec = DatasetSpec("tiny", "digits", train_size=SAMPLES, test_size=100)
-    return datasets.materialise(spec, tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module", params=["pt", "tf"])
-def side(request) -> str:
-    return request.param
+    return datasets.load(datasets.materialise(spec, tmp_path_factory.mktemp("data")), "train")
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> dict[str, Path]:
-    """Where each side's worker leaves its results."""
-    return {name: tmp_path_factory.mktemp(name) for name in ("pt", "tf")}
-
-
-@pytest.fixture(scope="module")
-def evidence(folders, data) -> dict[str, workers.Scenarios]:
-    """What each worker was told for bad input; its results are in its folder."""
-    return workers.run("parallel.data_parallel_worker", folders, lambda name: [folders[name], data])
-
-
-@pytest.fixture
-def result(evidence, folders, side):
-    return lambda name, of=side: parallel.Result.load(folders[of] / f"{name}.npz")
-
-
-@pytest.fixture
-def words(evidence, side) -> dict:
-    return evidence[side]
-
-
-OTHER = {"pt": "sharded", "tf": "one_process"}
-
-
-def differences(one, other) -> dict[str, float]:
-    """Relative L2 distance of each tensor."""
-    assert one.weights.keys() == other.weights.keys()
+def data(models, digits):
+    """Name -> samples: digits, inputs by name, and the rows of the identity."""
+    random = np.random.default_rng(0)
+    numbers = random.normal(size=(SAMPLES, 6)).astype(np.float32)
+    named = {"numbers": numbers, "codes": random.integers(0, 12, (SAMPLES, 4))}
     return {
-        name: float(np.linalg.norm(value - other.weights[name]) / np.linalg.norm(value))
-        for name, value in one.weights.items()
+        "digits": (models.own_layout(digits[0]), digits[1]),
+        "mixed": (named, random.integers(0, 12, SAMPLES)),
+        "identity": (np.eye(2, dtype=np.float32), np.zeros(2, np.int64)),
     }
 
 
 @pytest.fixture(scope="module")
-def legacy(data, tmp_path_factory):
-    given = [tmp_path_factory.mktemp("legacy"), data]
-    found = workers.run("parallel.legacy_keras_worker", ("tf_keras",), lambda name: given)
-    return found["tf_keras"]
+def train(framework, models, forks, data):
+    """`train(build, samples, variant, **settings)`: the result of two replicas, by forks."""
 
+    def run(build, samples, variant="processes", launch=forks.launch, **settings):
+        settings = {"replicas": 2} | JOB | settings
+        given = parallel.Run(**{name: settings.pop(name) for name in RUN if name in settings})
+        build = build if ":" in build else f"{models.__name__}:{build}"
+        make = f"{framework}_impl.parallel.data_parallel:{variant}"
+        return launch(make, build, data.get(samples, samples), given, settings)
 
-def test_replicas_of_legacy_keras_normalise_over_the_global_batch(legacy):
-    assert legacy["apart"] < BAR
-
-
-def test_masks_of_legacy_keras_go_from_stage_to_stage(legacy):
-    one, staged = legacy["masked"]
-    assert one[1] < one[0]
-    np.testing.assert_allclose(staged, one, rtol=BAR)
-
-
-def test_two_replicas_train_to_the_weights_of_one_process(result):
-    one, two = result("alone"), result("processes")
-    np.testing.assert_allclose(two.losses, one.losses, rtol=BAR)
-    assert max(differences(one, two).values()) < BAR
-
-
-def test_without_synchronised_norm_batchnorm_is_another_function(result):
-    assert max(differences(result("alone_few"), result("local_norm")).values()) > 100 * BAR
-
-
-@pytest.mark.parametrize("name", ["other", "accumulated", "synchronised_each", "resumed"])
-def test_any_model_trains_to_the_weights_of_plain_code(side, result, name):
-    one = result("plain_all_dense" if name == "synchronised_each" else "plain_mixed")
-    two = result(OTHER[side] if name == "other" else name)
-    np.testing.assert_allclose(two.losses, one.losses, rtol=BAR)
-    assert max(differences(one, two).values()) < BAR
-
-
-def test_pt_synchronised_norm_without_running_statistics_sees_the_global_batch(folders):
-    one, two = (
-        parallel.Result.load(folders["pt"] / f"{name}.npz")
-        for name in ("plain_without_statistics", "without_statistics")
-    )
-    np.testing.assert_allclose(two.losses, one.losses, rtol=BAR)
-    assert max(differences(one, two).values()) < BAR
+    return run
 
 
 @pytest.fixture(scope="module")
-def mirrored():
-    return workers.run("parallel.mirrored_fit", ("tf",))["tf"]
+def launched(impl, train, models, tmp_path_factory):
+    """The digits CNN in processes that are launched as users launch them, with two threads."""
+    seen = tmp_path_factory.mktemp("threads") / "seen"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("THREADS_SEEN", str(seen))
+        settings = {"synchronised_norm": True, "threads": 2}
+        result = train("digits", "digits", launch=models.replicas.launch, **settings)
+    assert seen.read_text().split() == ["1", "1"]
+    return replace(result, weights=models.canonical(result.weights))
 
 
-@pytest.mark.parametrize("kind", ["Accumulated", "Taught"])
-def test_tf_fit_under_mirrored_strategy_equals_fit_on_one_device(mirrored, kind):
-    one, two = mirrored[kind]
-    assert (one["replicas"], two["replicas"]) == (1, 2)
-    for what in ("losses", "weights"):
-        np.testing.assert_allclose(two[what], one[what], rtol=BAR, atol=1e-6)
-    assert two["losses"][-1] < two["losses"][0]
+@pytest.fixture(scope="module")
+def trained(models, train, tmp_path_factory):
+    """`trained(name)`: the result of a run on two replicas."""
+    here, saved = "mixed", str(tmp_path_factory.mktemp("saved") / "saved")
+    micro = {"variant": "accumulated", "micro_batches": 2}
+    runs = {
+        "other": {"variant": models.OTHER}
+        | ({} if models.OTHER == "sharded" else {"processes": 1}),
+        "accumulated": micro,
+        "synchronised_each": micro | {"synchronise_each": True},
+        "resumed": {"checkpoint": saved, "save_every": 3},
+        "without_statistics": {"synchronised_norm": True},
+    }
+    builds = {"synchronised_each": "all_dense", "without_statistics": "without_statistics"}
+
+    @functools.cache
+    def run(name):
+        if name == "resumed":
+            train(here, "mixed", steps=4, **runs[name])
+        return train(builds.get(name, here), "mixed", **runs[name])
+
+    return run
 
 
-def test_tf_shards_of_fewer_samples_than_micro_batches_change_nothing(mirrored):
-    assert "too few samples of a replica for 2 micro-batches" in mirrored["too few"]["said"]
-    assert mirrored["too few"]["kept"]
+@pytest.fixture(scope="module")
+def plain(models, data):
+    """`plain(build)`: the result of plain code in one process."""
+
+    @functools.cache
+    def run(build):
+        stream = parallel.batches(SAMPLES, global_batch=JOB["global_batch"], seed=0)
+        batches = [next(stream) for _ in range(JOB["steps"])]
+        return result_of(*models.plain(getattr(models, build), *data["mixed"], batches))
+
+    return run
 
 
-def test_tf_an_argument_that_is_none_goes_to_every_replica_and_micro_batch(mirrored):
-    without, with_none = mirrored["losses with None"]
-    assert with_none == without > 0
+def alone(kit, models, digits, steps):
+    """The digits CNN by the kit's own baseline step, in one process."""
+    model, optimizer, loss_fn = models.examples.digits_cnn()
+    step, losses = kit.training.make_train_step(model, optimizer, loss_fn), []
+    stream = parallel.batches(SAMPLES, global_batch=JOB["global_batch"], seed=0)
+    for _ in range(steps):
+        rows = next(stream)
+        batch = kit.data.to_device(*(part[rows] for part in digits))
+        losses.append(kit.runtime.to_float(step(*batch)))
+    return result_of(kit.models.export_weights(model), losses)
 
 
-def test_tf_a_share_of_double_precision_is_of_double_precision(mirrored):
-    *replicas, one = map(np.array, mirrored["double precision"])
-    for found in replicas:
-        np.testing.assert_allclose(found, one, rtol=1e-13)
-
-
-def test_both_frameworks_train_to_the_same_weights(evidence, folders):
-    pt, tf = (parallel.Result.load(folders[side] / "processes.npz") for side in evidence)
-    np.testing.assert_allclose(pt.losses, tf.losses, rtol=BAR)
-    found = differences(pt, tf)
-    # Keras 3 keeps the biased variance of a batch, PyTorch the unbiased one.
-    assert max(v for name, v in found.items() if not name.endswith(".variance")) < BAR
-    assert max(found.values()) < 1e-2
-
-
-@pytest.mark.parametrize("name", ["processes", "other", "accumulated"])
-def test_every_sample_is_trained_on_as_often_as_its_epochs_say(side, result, name):
-    seen = result(OTHER[side] if name == "other" else name).seen
+def assert_seen(result):
+    """Every sample is trained on as often as its epochs say."""
     expected = np.zeros(SAMPLES, np.int64)
     stream = parallel.batches(SAMPLES, global_batch=JOB["global_batch"], seed=JOB["seed"])
     for _ in range(JOB["steps"]):
         expected[next(stream)] += 1
-    assert np.array_equal(seen, expected)
+    assert np.array_equal(result.seen, expected)
 
 
-def test_a_resumed_run_trains_on_the_remaining_steps_alone(result):
-    resumed = result("resumed")
-    assert len(resumed.step_s) == JOB["steps"] - 4
-    assert len(resumed.losses) == JOB["steps"]
-
-
-def test_processes_that_are_launched_share_the_threads(words):
-    assert words["threads"] == ["1", "1"]
-
-
-def test_memory_is_that_of_each_process(result):
-    found = result("processes")
-    assert len(found.peak_bytes) == len(found.import_bytes) == 2
+def test_two_replicas_train_to_the_weights_of_one_process(
+    forks, kit, models, digits, launched, agrees
+):
+    """Both frameworks to the same; memory is that of each process."""
+    assert_equal_work(launched, alone(kit, models, digits, JOB["steps"]), BAR)
+    assert_seen(launched)
+    assert len(launched.peak_bytes) == len(launched.import_bytes) == 2
     if sys.platform == "linux":
-        assert (found.peak_bytes > found.import_bytes).all()
-        assert (found.import_bytes > 50e6).all()
+        assert (launched.peak_bytes > launched.import_bytes).all()
+        assert (launched.import_bytes > 50e6).all()
+    # Keras 3 keeps the biased variance of a batch, PyTorch the unbiased one.
+    kept = {n: v for n, v in launched.weights.items() if v.size < 2000 and "variance" not in n}
+    agrees("two replicas", {"losses": launched.losses.tolist(), **kept}, BAR)
 
 
-def test_replicas_draw_other_dropout_masks_in_pytorch_and_equal_ones_in_keras(side, words):
-    first, second = np.array(words["masks"])
-    assert 10 < first.sum() < 54
-    assert (first != second).any() == (side == "pt")
+def test_without_synchronised_norm_batchnorm_is_another_function(kit, models, train, digits):
+    local = train(f"{models.examples.__name__}:digits_cnn", "digits", steps=FEW)
+    local = replace(local, weights=models.canonical(local.weights))
+    assert max(differences(alone(kit, models, digits, FEW), local).values()) > 100 * BAR
 
 
-def test_a_resumed_run_draws_the_dropout_masks_of_an_undisturbed_one(result):
-    whole, resumed = result("masks"), result("masks_resumed")
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("other", "accumulated", "synchronised_each", "resumed"),
+        pytest.param("without_statistics", marks=PT),
+    ],
+)
+def test_any_model_trains_to_the_weights_of_plain_code(trained, plain, name):
+    """A resumed run trains on the remaining steps alone."""
+    builds = {"synchronised_each": "all_dense", "without_statistics": "without_statistics"}
+    found = trained(name)
+    assert_equal_work(found, plain(builds.get(name, "mixed")), BAR)
+    assert len(found.losses) == JOB["steps"]
+    assert len(found.step_s) == JOB["steps"] - (4 if name == "resumed" else 0)
+    if name in ("other", "accumulated"):
+        assert_seen(found)
+
+
+def test_masks_of_dropout_differ_in_pytorch_and_come_back_with_a_resumed_run(
+    framework, train, tmp_path
+):
+    settings = {"global_batch": 2, "checkpoint": str(tmp_path / "saved"), "save_every": 1}
+    first = train("masks", "identity", steps=1, **settings)
+    (kernel,) = first.weights.values()
+    one, other = kernel.reshape(2, 64) < 1
+    assert 10 < one.sum() < 54
+    assert (one != other).any() == (framework == "pt")
+    resumed = train("masks", "identity", steps=3, **settings)
+    whole = train("masks", "identity", steps=3, global_batch=2)
     assert len(resumed.step_s) == 2
     assert max(differences(whole, resumed).values()) == 0.0
 
 
-# Shards ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def shares(evidence):
-    """Of the mixed model: what is whole while each layer of the blocks runs, and in which dtype."""
-    return lambda name: evidence["pt"]["whole"][name]
-
-
-def test_a_block_of_fsdp_is_whole_only_while_it_runs(shares):
-    """Beside it are the weights outside of blocks, of which one is used at both ends."""
-    outside = 12 * 8 + 12 + 6 * 8 + 8
-    block = 8 * 16 + 16 + 16 * 8 + 8
-    total = outside + 3 * block
-    found = [share for share, _ in shares("found")["seen"]]
-    assert found == pytest.approx([(outside + block) / total] * 6)
-    named = [share for share, _ in shares("named")["seen"]]
-    others = (outside + 2 * block) / total  # what is in no block is whole all the time
-    assert named == pytest.approx([others, others, 1, 1, others, others])
-    assert shares("kept")["seen"][-1][0] == 1
-
-
-def test_fsdp_computes_in_the_precision_and_keeps_float32(shares):
-    assert {dtype for _, dtype in shares("found")["seen"]} == {"torch.float32"}
-    assert {dtype for _, dtype in shares("half")["seen"]} == {"torch.bfloat16"}
-    assert shares("half")["kept"] == ["torch.float32"]
-
-
-def test_pt_a_model_that_was_loaded_in_evaluation_mode_trains(evidence):
-    found = evidence["pt"]["modes"]
-    assert found.keys() == {"data", "sharded", "tensor"}
-    assert all(all(modes) and len(modes) > 5 for modes in found.values())
-
-
-def test_pt_an_argument_that_is_none_goes_to_every_replica_and_micro_batch(evidence):
-    without, with_none = evidence["pt"]["losses with None"]
-    assert with_none == without > 0
-
-
-def test_pt_statistics_of_half_width_inputs_are_those_of_float32(evidence):
-    found = evidence["pt"]["half-width statistics"]
-    output, mean, variance = found["apart"]
-    assert found["dtype"] == "torch.bfloat16"
-    assert output <= 2**-5  # of numbers of 2 to 4 a last digit, at most, and one more
-    assert mean < 1e-4
-    assert variance < 1e-3
-
-
-@pytest.mark.parametrize("way", ["processes", "sharded", "pipeline", "tensor"])
-def test_pt_a_loss_with_parameters_of_its_own_is_refused(evidence, way):
-    """Replicas would train them apart."""
-    kind, words = evidence["pt"]["weights of a loss"][way]
-    assert kind == "NotImplementedError"
-    assert words.startswith("the optimizer has parameters that the model has not, such as a loss's")
-
-
-def test_pt_weights_are_those_that_numpy_has_without_extra_states(evidence):
-    assert evidence["pt"]["kept weights"] == {"weight": "float32"}
-
-
-def test_pt_a_norm_that_does_more_is_not_synchronised(evidence):
-    """Its activation would be lost."""
-    kind, words, changed = evidence["pt"]["a norm with an activation"]
-    assert kind == "NotImplementedError"
-    assert words.startswith("1 is a NormAct: what it does beside BatchNorm")
-    assert not changed
-
-
-def test_what_cannot_be_sharded_is_refused_before_anything_changes(evidence):
-    words = evidence["pt"]
-    assert words["a scalar"] == [
-        "NotImplementedError",
-        "temperature is a scalar: FSDP2 shards the first axis",
-    ]
-    assert words["no block"][0] == words["no precision"][0] == "ValueError"
-    assert "no module is named 'layers.*'" in words["no block"][1]
-
-
-def test_what_would_differ_from_one_process_is_refused(evidence):
-    words = evidence["tf"]
-    assert words["clipping"][0] == words["made already"][0] == "NotImplementedError"
-    assert words["clipping"][1].startswith("global_clipnorm: Keras 3 does this on each replica")
-    assert words["overwriting"][1].startswith("ema_overwrite_frequency: Keras 3 overwrites outside")
-    for name in ("scaling", "a constant scale"):
-        assert words[name][0] == "NotImplementedError"
-        assert words[name][1].startswith(
-            "a scaled loss: Keras 3 looks for overflow on each replica"
-        )
-
-
 # Bad input ------------------------------------------------------------------------------------
 
-RIGHT = {
-    "a batch that does not divide": "32 or 34",
-    "more replicas than threads": "one each",
-    "no replica": "replicas must be an integer of at least 1",
-    "a batch larger than the data": f"2048 from {SAMPLES} samples",
-    "no step": "steps must be",
-    "an unknown variant": "no function 'ddp'",
-    "micro-batches elsewhere": "no setting 'micro_batches': bucket_mb",
-    "a precision elsewhere": "no setting 'precision': bucket_mb",
-    "a last batch too small": "another global batch",
-    "no such module": "no_such_module",
-    "no such function": "no function 'nothing'",
-    "no such data": "nowhere",
-}
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"global_batch": 33}, "32 or 34"),
+        ({"replicas": 4, "threads": 2}, "one each"),
+        ({"replicas": 0}, "replicas must be an integer of at least 1"),
+        ({"global_batch": 2048}, f"2048 from {SAMPLES} samples"),
+        ({"steps": 0}, "steps must be"),
+        ({"variant": "ddp"}, "no function 'ddp'"),
+        ({"micro_batches": 2}, "no setting 'micro_batches': bucket_mb"),
+        ({"precision": "bfloat16"}, "no setting 'precision': bucket_mb"),
+        ({"variant": "accumulated", "micro_batches": 16}, "another global batch"),
+        ({"build": "no_such_module:build"}, "no_such_module"),
+        ({"build": "tests.parallel.replicas:nothing"}, "no function 'nothing'"),
+        ({"samples": "nowhere"}, "nowhere"),
+    ],
+)
+def test_bad_input_is_one_clear_error_before_anything_starts(
+    models, train, monkeypatch, settings, message
+):
+    monkeypatch.setattr(subprocess, "Popen", None)
+    given = {"build": "mixed", "samples": "mixed", "launch": models.replicas.launch} | settings
+    with pytest.raises((ValueError, FileNotFoundError), match=re.escape(message)) as raised:
+        train(**given)
+    assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_clear_error_before_anything_starts(words, name):
-    kind, text = words[name]
-    assert kind in ("ValueError", "FileNotFoundError")
-    assert RIGHT[name] in text
-    assert "\n" not in text
+def test_what_a_machine_lacks_is_said(technique, models):
+    with pytest.raises(NotImplementedError, match=r"GPU|TPU"):
+        getattr(technique, models.LACKING)(build=None)
 
 
-def test_what_a_machine_lacks_is_said(words):
-    kind, text = words["lacking"]
-    assert kind == "NotImplementedError"
-    assert "GPU" in text or "TPU" in text
+def fails():
+    """What a replica of a user's own may do."""
+    raise ValueError("no such thing as a model")
 
 
-def test_what_a_replica_said_is_what_is_raised(words):
-    kind, text = words["a replica that fails"]
-    assert (kind, text) == ("RuntimeError", "no such thing as a model")
+def test_what_a_replica_said_is_what_is_raised(models, train):
+    launch = models.replicas.launch
+    with pytest.raises(RuntimeError, match=r"^no such thing as a model$"):
+        train(f"{__name__}:fails", "digits", launch=launch, replicas=1)
 
 
-def test_a_port_in_use_is_named(words):
-    kind, text, port = words["a port in use"]
-    assert kind == "ValueError"
-    assert f"port {port} of {parallel.LOOPBACK} is in use" in text
+def test_a_port_in_use_is_named(models, monkeypatch):
+    with socket.create_server((parallel.LOOPBACK, 0)) as server:
+        port = server.getsockname()[1]
+        hosts = [f"{parallel.LOOPBACK}:{number}" for number in (port, 1)]
+        world = {"MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": "0"}
+        for name, value in ({"TF_CONFIG": tf_config(hosts)} | world).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(ValueError, match=f"port {port} of {parallel.LOOPBACK} is in use"):
+            models.replicas.join()
 
 
-def test_who_can_reach_what_listens_everywhere_is_said(words):
-    warning, port = words["a server that others reach"]
+def test_who_can_reach_what_listens_everywhere_is_said(framework, models, monkeypatch):
+    monkeypatch.setattr(parallel, "others_reach", lambda host: ["eth7"])
+    port, other = parallel.free_ports(2)
+    with socket.create_server(("", 0)) as server, warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        if framework == "pt":
+            port = server.getsockname()[1]
+        models.warn(monkeypatch, port, other)
+    (warning,) = [str(each.message) for each in found if "eth7" in str(each.message)]
     assert f"port {port} of every interface, eth7 among them" in warning
     assert "firewall" in warning
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_malformed_tf_config_is_one_clear_error(evidence, name):
-    kind, text = evidence["tf"][name]
-    assert kind == "ValueError"
-    assert text.startswith("TF_CONFIG")
-    assert '"task": {"type": "worker", "index": 0}' in text  # what would be right
-    assert "\n" not in text
+TASK = '"task": {"type": "worker", "index": 0}'
 
 
-# Processes ------------------------------------------------------------------------------------
-
-# A process that has a child, says both numbers, and never ends.
-PARENT = """
-import subprocess, sys, os, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-with open(sys.argv[1], "a") as file:
-    file.write(f"{os.getpid()} {child.pid}\\n")
-time.sleep(600)
-"""
-
-
-def until(condition, *, seconds=30.0):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"not within {seconds} seconds")
-
-
-def numbers(path: Path, lines: int) -> list[int]:
-    text = path.read_text() if path.exists() else ""
-    return [int(word) for word in text.split()] if text.count("\n") == lines else []
+@TF
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        '{"cluster": {"worker": ["127.0.0.1:1"]}}',
+        "[]",
+        '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}',
+        f'{{"cluster": {{"worker": ["a"]}}, {TASK}}}',
+        f'{{"cluster": {{"worker": ["a:1", "a:1"]}}, {TASK}}}',
+        f'{{"cluster": {{"worker": ["a:1"], "ps": ["b:1"]}}, {TASK}}}',
+    ],
+    ids=["not JSON", "no task", "no object", "no such index", "no port", "twice", "a server"],
+)
+def test_tf_a_malformed_tf_config_is_one_clear_error(models, monkeypatch, text):
+    """That says what would be right."""
+    monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(ValueError, match=f"^TF_CONFIG.*{re.escape(TASK)}"):
+        models.replicas.join()
 
 
-def gone(found: list[int]) -> bool:
-    def ended(number):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            return psutil.Process(number).status() == psutil.STATUS_ZOMBIE
-        return True
-
-    return all(ended(number) for number in found)
+# What one process can tell --------------------------------------------------------------------
 
 
-def test_when_one_process_fails_the_others_and_their_children_end(tmp_path):
-    path = tmp_path / "numbers"
-    written = f"os.path.exists({str(path)!r}) and os.path.getsize({str(path)!r})"
-    wait = f"import os, time\nend = time.monotonic() + 60\nwhile not ({written}):\n"
-    wait += "    if time.monotonic() > end: raise SystemExit('replica failed: the other is late')\n"
-    failing = f"{wait}    time.sleep(.01)\nraise SystemExit('replica failed: out of luck')"
-    commands = [[sys.executable, "-c", PARENT, str(path)], [sys.executable, "-c", failing]]
-    with pytest.raises(RuntimeError, match=r"^out of luck$"):
-        parallel.run([(command, dict(os.environ)) for command in commands])
-    assert until(lambda: gone(until(lambda: numbers(path, 1))))
+@TF
+def test_tf_what_would_differ_from_one_process_is_refused(technique, models):
+    scaled = "a scaled loss: Keras 3 looks for overflow on each replica"
+    overwrite = {"use_ema": True, "ema_overwrite_frequency": 2}
+    for build, message in (
+        (models.sgd(global_clipnorm=1.0), "global_clipnorm: Keras 3 does this on each replica"),
+        (models.sgd(**overwrite), "ema_overwrite_frequency: Keras 3 overwrites outside"),
+        (models.sgd(loss_scale_factor=2.0), scaled),
+        (models.scaling(), scaled),
+    ):
+        with pytest.raises(NotImplementedError, match=f"^{message}"):
+            technique.one_process(build, replicas=1)
+    with pytest.raises(NotImplementedError):
+        technique.apply_data_parallel(models.mixed()[0])
 
 
-def test_of_two_that_fail_the_first_says_why(tmp_path):
-    path = tmp_path / "said"
-    cause = "import sys, time\nprint('replica failed: out of luck', file=sys.stderr, flush=True)\n"
-    cause += f"open({str(path)!r}, 'w').close()\ntime.sleep(60)\nraise SystemExit(1)"
-    follows = (
-        f"import os, time\nend = time.monotonic() + 60\nwhile not os.path.exists({str(path)!r})"
-    )
-    follows += " and time.monotonic() < end: time.sleep(.01)\n"
-    follows += "time.sleep(.05)\nraise SystemExit('replica failed: the other is gone')"
-    commands = [[sys.executable, "-c", text] for text in (follows, cause)]
-    with pytest.raises(RuntimeError, match=r"^out of luck$"):
-        parallel.run([(command, dict(os.environ)) for command in commands])
+@pytest.fixture(scope="module")
+def world(models):
+    """A group of this process alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("MASTER_PORT", "WORLD_SIZE", "RANK", "TF_CONFIG"):
+            patch.delenv(name, raising=False)
+        models.replicas.join()
+    yield
+    models.torch.distributed.destroy_process_group()
 
 
-def test_ctrl_c_ends_all_processes(tmp_path):
-    path = tmp_path / "numbers"
-    text = (
-        "import os, sys\nfrom shared import parallel\n"
-        f"command = [sys.executable, '-c', {PARENT!r}, {str(path)!r}]\n"
-        "parallel.run([(command, dict(os.environ))] * 2)"
-    )
-    launcher = subprocess.Popen(
-        [sys.executable, "-c", text], cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    try:
-        found = until(lambda: numbers(path, 2))
-        # pytest may itself run with the signal ignored, which children inherit.
-        launcher.send_signal(signal.SIGINT)
-        launcher.wait(30)
-        assert until(lambda: gone(found))
-    finally:
-        launcher.kill()
-        launcher.wait()
+@PT
+def test_pt_a_block_of_fsdp_is_whole_only_while_it_runs_in_the_precision(technique, models, world):
+    """Beside it are the weights outside of blocks, of which one is used at both ends."""
+    outside, block = 12 * 8 + 12 + 6 * 8 + 8, 8 * 16 + 16 + 16 * 8 + 8
+    total, torch = outside + 3 * block, models.torch
+    shares, dtypes, kept = models.while_blocks_run(technique.apply_fsdp)
+    assert shares == pytest.approx([(outside + block) / total] * 6)
+    assert dtypes == kept == {torch.float32}
+    shares, *_ = models.while_blocks_run(technique.apply_fsdp, blocks="blocks.1")
+    others = (outside + 2 * block) / total  # what is in no block is whole all the time
+    assert shares == pytest.approx([others, others, 1, 1, others, others])
+    shares, *_ = models.while_blocks_run(technique.apply_fsdp, reshard_after_forward=False)
+    assert shares[-1] == 1
+    _, dtypes, kept = models.while_blocks_run(technique.apply_fsdp, precision="bfloat16")
+    assert (dtypes, kept) == ({torch.bfloat16}, {torch.float32})
 
 
-def test_a_launcher_that_is_killed_takes_its_processes_along(tmp_path):
-    path = tmp_path / "numbers"
-    replica = (
-        "import os, sys, time\nfrom shared import parallel\nparallel.end_with_launcher()\n"
-        "open(sys.argv[1], 'a').write(f'{os.getpid()}\\n')\ntime.sleep(600)"
-    )
-    text = (
-        "import os, sys\nfrom shared import parallel\n"
-        f"command = [sys.executable, '-c', {replica!r}, {str(path)!r}]\n"
-        "parallel.run([(command, dict(os.environ))] * 2)"
-    )
-    launcher = subprocess.Popen([sys.executable, "-c", text], cwd=ROOT, start_new_session=True)
-    try:
-        found = until(lambda: numbers(path, 2))
-    finally:
-        launcher.kill()
-        launcher.wait()
-    assert until(lambda: gone(found))
+@PT
+def test_pt_what_cannot_be_sharded_is_refused_before_anything_changes(technique, models, world):
+    model = models.mixed()[0]
+    model.temperature = models.nn.Parameter(models.torch.ones([]))
+    scalar = "^temperature is a scalar: FSDP2 shards the first axis$"
+    with pytest.raises(NotImplementedError, match=scalar):
+        technique.apply_fsdp(model)
+    with pytest.raises(ValueError, match=r"no module is named 'layers\.\*'"):
+        technique.apply_fsdp(model, blocks="blocks.*, layers.*")
+    with pytest.raises(ValueError, match="float16"):
+        technique.apply_fsdp(models.mixed()[0], precision="float16")
 
 
-def test_what_a_process_refuses_is_refused():
-    refusing = "raise SystemExit('replica failed: NotImplementedError: not with this')"
-    with pytest.raises(NotImplementedError, match=r"^not with this$"):
-        parallel.run([([sys.executable, "-c", refusing], dict(os.environ))])
+@PT
+def test_pt_a_model_that_was_loaded_in_evaluation_mode_trains(technique, models, world):
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from pt_impl.parallel import tensor_parallel
+
+    def loaded():
+        model, *rest = models.mixed()
+        return model.eval(), *rest
+
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "model"))
+    parts = loaded()[0]
+    tensor_parallel.make_train_step(parts, None, None, mesh)
+    for model in (technique.processes(loaded)[0], technique.sharded(loaded)[0], parts):
+        assert all(module.training for module in model.modules())
 
 
-def test_a_process_that_ends_without_a_word_is_named(tmp_path):
-    with pytest.raises(RuntimeError, match="status 3"):
-        parallel.run([([sys.executable, "-c", "raise SystemExit(3)"], dict(os.environ))])
+@PT
+def test_pt_an_argument_that_is_none_goes_to_every_replica_and_micro_batch(
+    technique, models, world
+):
+    without, with_none = models.losses_with_none(technique)
+    assert with_none == without > 0
 
 
-def test_free_ports_differ_and_are_free():
-    ports = parallel.free_ports(8)
-    assert len(set(ports)) == 8
-    assert all(parallel.checked_port(parallel.LOOPBACK, port) == port for port in ports)
+@PT
+def test_pt_statistics_of_half_width_inputs_are_those_of_float32(models, world):
+    from pt_impl.kit.checks.data_parallel import synchronise_norms
+
+    torch = models.torch
+    x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0)).bfloat16() * 3 + 20
+    plain, synchronised = models.nn.BatchNorm1d(3), models.nn.BatchNorm1d(3)
+    synchronise_norms(synchronised)
+    wanted, output = plain(x), synchronised(x)
+    assert output.dtype == torch.bfloat16
+    # Of numbers of 2 to 4 a last digit, at most, and one more.
+    assert (wanted - output).abs().max() <= 2**-5
+    assert torch.allclose(plain.running_mean, synchronised.running_mean, rtol=0, atol=1e-4)
+    assert torch.allclose(plain.running_var, synchronised.running_var, rtol=0, atol=1e-3)
+
+
+@PT
+def test_pt_a_loss_with_parameters_of_its_own_is_refused(technique, models, world):
+    """Replicas would train them apart."""
+    from pt_impl.parallel import model_parallel, tensor_parallel
+
+    build, x, y = models.weighted, models.torch.ones(2, 6), models.torch.zeros(2, 2)
+    step = technique.processes(build)[2]
+    for call in (
+        lambda: step(x, y, samples=2),
+        lambda: technique.sharded(build),
+        lambda: model_parallel.pipeline(build, x=x, cut="1", micro_batches=1),
+        lambda: tensor_parallel.hybrid(build, pairs="0 > 1"),
+    ):
+        words = "^the optimizer has parameters that the model has not, such as a loss's"
+        with pytest.raises(NotImplementedError, match=words):
+            call()
+
+
+@PT
+def test_pt_weights_are_those_that_numpy_has_without_extra_states(models):
+    found = models.replicas._weights(models.Counting(2, 2, bias=False).bfloat16())
+    assert {name: str(value.dtype) for name, value in found.items()} == {"weight": "float32"}
+
+
+@PT
+def test_pt_a_norm_that_does_more_is_not_synchronised(models):
+    """Its activation would be lost."""
+    from pt_impl.kit.checks.data_parallel import synchronise_norms
+
+    model = models.nn.Sequential(models.nn.BatchNorm1d(3), models.NormAct(3))
+    with pytest.raises(
+        NotImplementedError, match=r"^1 is a NormAct: what it does beside BatchNorm"
+    ):
+        synchronise_norms(model)
+    assert "forward" not in vars(model[0])

@@ -1,62 +1,62 @@
 """Replicas out of reach of others, and one that hangs: its peers end in time, and leave nothing."""
 
+import json
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from shared import network_namespace, parallel
-from tests import workers
 from tests.network.namespaces import refusal
-from tests.parallel.hanging_worker import PATIENCE
+from tests.parallel.hanging import PATIENCE
 
+FRAMEWORKS = ("pt", "tf")
+MODELS = "data_parallel"
 ROOT = Path(__file__).resolve().parents[2]
-SIDES = ("pt", "tf")
 END = 15  # seconds in which a process must have ended when it waits no longer
 permitted = pytest.mark.skipif(refusal() is not None, reason=f"no namespaces: {refusal()}")
 
 
 @pytest.fixture(scope="module")
-def hung(tmp_path_factory) -> dict:
-    """What became of the run of each side, and what it left in the temporary folder."""
-
-    def one(side: str) -> workers.Scenarios:
-        folder, temporary = tmp_path_factory.mktemp(side), tmp_path_factory.mktemp(f"tmp-{side}")
-        settings = {"TMPDIR": str(temporary)}
-        run = workers.run("parallel.hanging_worker", (side,), lambda name: [folder], **settings)
-        found = run[side]
-        found["left"] = {"files": [path.name for path in temporary.iterdir()]}
-        return found
-
-    with ThreadPoolExecutor() as pool:  # most of the time they wait
-        return dict(zip(SIDES, pool.map(one, SIDES), strict=True))
+def hung(framework, models, tmp_path_factory):
+    """What became of the run, and what it left in the temporary folder."""
+    seen, temporary = tmp_path_factory.mktemp("seen"), tmp_path_factory.mktemp("temporary")
+    random = np.random.default_rng(0)
+    dataset = random.normal(size=(32, 4)).astype(np.float32), random.integers(0, 2, 32)
+    run = parallel.Run(replicas=2, global_batch=16, steps=8, threads=2, timeout_s=PATIENCE)
+    make, build = "tests.parallel.hanging:hanging", f"{models.__name__}:small"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HANGING_SIDE", framework)
+        patch.setenv("TMPDIR", str(temporary))
+        patch.setattr(tempfile, "tempdir", None)
+        with pytest.raises(RuntimeError) as raised:
+            models.replicas.launch(make, build, dataset, run, {"seen": str(seen)})
+        ended = time.monotonic()
+    said = {path.name: json.loads(path.read_text()) for path in seen.iterdir()}
+    left = list(temporary.iterdir())
+    return SimpleNamespace(words=str(raised.value), ended=ended, seen=said, left=left)
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("side", SIDES)
-def test_a_peer_that_hangs_ends_the_run_within_its_time(side, hung):
-    kind, words = hung[side]["raised"]
-    assert kind == "RuntimeError"
-    assert "\n" not in words
-    assert {"pt": "6000ms", "tf": "another process hangs"}[side] in words
-    waited = hung[side]["ended"] - hung[side]["begun-0"]
-    assert PATIENCE - 1 < waited < PATIENCE + END
-    assert hung[side]["begun-1"]  # it was there, and alive, and did nothing
-
-
-@pytest.mark.parametrize("side", SIDES)
-def test_a_run_that_ends_badly_leaves_nothing(side, hung):
-    assert hung[side]["left"] == {"files": []}
+def test_a_peer_that_hangs_ends_the_run_within_its_time_and_leaves_nothing(framework, hung):
+    assert "\n" not in hung.words
+    assert {"pt": "6000ms", "tf": "another process hangs"}[framework] in hung.words
+    assert PATIENCE - 1 < hung.ended - hung.seen["begun-0"] < PATIENCE + END
+    assert hung.seen["begun-1"]  # it was there, and alive, and did nothing
+    assert hung.left == []
 
 
 @permitted
-def test_only_the_loopback_is_there_for_the_servers_of_tensorflow(hung):
-    assert hung["tf"]["interfaces-0"] == hung["tf"]["interfaces-1"] == ["lo"]
+@pytest.mark.only("tf")
+def test_tf_only_the_loopback_is_there_for_its_servers(hung):
+    assert hung.seen["interfaces-0"] == hung.seen["interfaces-1"] == ["lo"]
 
 
 # A network of its own ---------------------------------------------------------------------------

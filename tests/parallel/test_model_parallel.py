@@ -1,16 +1,18 @@
-"""Layer split and pipelines: equal work, stages that are really apart, errors, nothing left behind.
+"""Layer split, pipelines, tensor parallel and hybrid: equal work, parts that are really apart.
 
-Each framework runs in a process of its own (`model_parallel_worker.py`), PyTorch's stages in more.
+PyTorch's stages are processes, forks of that of its tests; TensorFlow's are four devices of one.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import multiprocessing
 import os
-import tempfile
+import re
 import time
-from pathlib import Path
+from dataclasses import replace
+from math import prod
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,201 +21,382 @@ import pytest
 from bench.harness.machine import usable_threads
 from bench.probes import model_parallel
 from bench.probes.model_parallel import Alone, Glance
-from shared.specs import TASKS, parameter_count
-from tests.input import pipelines
-from tests.kit import parity
-from tests.parallel.model_parallel_models import weights
-from tests.parallel.model_parallel_worker import RUNS, STEPS
+from shared import parallel
+from shared.datasets import first_batches
+from shared.specs import TASKS, parameter_shapes
+from tests.frameworks import apart
+from tests.parallel.replicas import assert_equal_work, result_of
+from tests.parallel.small_net import weights
 
-SIDES = ("pt", "tf")
+FRAMEWORKS = ("pt", "tf")
+PT, TF = pytest.mark.only("pt"), pytest.mark.only("tf")
+STEPS, SEED, BATCH = 10, 3, 8
 BARS = {"cnn": 1e-5, "mixed": 1e-5, "norm": 1e-5, "gpt": 1e-4}
-ELEMENTS = {
-    "cnn": sum(value.size for value in weights(norm=False).values()),
-    "gpt": parameter_count(TASKS["text-gpt"].model),
-    "mixed": 12 * 8 + 6 * 8 + 8 + 8 * 16 + 16 + 16 * 10 + 10,
+STAGES = {  # run -> model, how many stages, variant, settings
+    "split": ("cnn", 2, "layer_split", {"cut": "conv1"}),
+    # The stage in the middle has no parameters.
+    "three stages": ("mixed", 3, "pipeline", {"cut": "act, down", "micro_batches": 4}),
+    "1f1b": ("gpt", 2, "pipeline", {"micro_batches": 4, "schedule": "1f1b"}),
+    "norm": ("norm", 2, "pipeline", {"cut": "conv1", "micro_batches": 2}),
 }
-STAGES = {"split": 2, "three stages": 3, "1f1b": 2}
-MODELS = {name: run[0] for name, run in RUNS["model"].items()}
+PARTS = {  # run -> model, how many replicas of two parts, variant, settings
+    "tensor cnn": ("cnn", 1, "tensor_parallel", {"pairs": "up > down"}),
+    "mixed hybrid": ("mixed", 2, "hybrid", {"pairs": "up > down"}),
+    "gpt hybrid": ("gpt", 2, "hybrid", {"pairs": "block*.up > block*.down"}),
+}
+SHARDS = 2
 
 
 @functools.cache
-def evidence() -> dict:
-    """What both workers found, which run at the same time. Once a session."""
-    with tempfile.TemporaryDirectory() as folder:
-        return pipelines.run_workers("parallel.model_parallel_worker", Path(folder), folder)
+def dataset(name):
+    """More than one epoch of it is taken. Images are NHWC."""
+    random = np.random.default_rng(0)
+    if name == "mixed":
+        numbers = random.normal(size=(44, 6)).astype(np.float32)
+        x = {"numbers": numbers, "codes": random.integers(0, 12, (44, 4))}
+        return x, random.integers(0, 10, 44)
+    if name == "gpt":
+        codes = random.integers(0, 98, (40, 65))
+        return codes[:, :-1].copy(), codes[:, 1:].copy()
+    images = random.normal(size=(44, 12, 12, 3)).astype(np.float32)
+    return images, random.integers(0, 10, 44)
 
 
-def scenario(side: str, name: str) -> dict:
-    return pipelines.scenario(evidence(), side, name)
+def sizes(model):
+    """Elements of each parameter."""
+    if model == "cnn":
+        return {name: value.size for name, value in weights(norm=False).items()}
+    if model == "mixed":
+        found = {"codes": 12 * 8, "numbers.kernel": 6 * 8, "numbers.bias": 8}
+        found |= {"up.kernel": 8 * 16, "up.bias": 16, "down.kernel": 16 * 10, "down.bias": 10}
+        return found
+    shapes = parameter_shapes(TASKS["text-gpt"].model)
+    return {name: prod(shape) for name, shape in shapes.items()}
 
 
-def arrays(side: str, run: str) -> dict:
-    scenario(side, "alone"), scenario(side, "together")
-    every, start = evidence()[side]["images"], f"{run}/"
-    return {k.removeprefix(start): v for k, v in every.items() if k.startswith(start)}
+def of_a_part(model):
+    """Elements that one of two shards holds: half of the pairs, all of the rest."""
+    halved = (".up.kernel", ".up.bias", ".down.kernel")
+    each = sizes(model).items()
+    return sum(n // SHARDS if f".{name}".endswith(halved) else n for name, n in each)
+
+
+# Runs -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def train(request, framework, models, tmp_path_factory):
+    """`train(kind, build, (replicas, parts), variant, settings, samples, steps)`: its result."""
+    if framework == "pt":
+        launch = request.getfixturevalue("forks").launch
+    else:
+        models.split_cpu()
+        launch = models.launch_in(tmp_path_factory.mktemp("results"))
+
+    def run(kind, build, devices, variant, settings, samples=None, steps=STEPS):
+        replicas, parts = devices
+        make = f"{framework}_impl.parallel.{kind}_parallel:{variant}"
+        x, y = samples or dataset(build)
+        threads = replicas * parts
+        given = parallel.Run(replicas, BATCH, steps, parts=parts, seed=SEED, threads=threads)
+        build = f"{models.__name__}:{build}"
+        return launch(make, build, (models.own_layout(x), y), given, settings)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def marks(tmp_path_factory):
+    """Where PyTorch's optimizers leave what they were given."""
+    folder = tmp_path_factory.mktemp("marks")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MARKS", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def canonical(models):
+    """`canonical(model, result)`: with the names of both frameworks; a foreign model's by its."""
+
+    def named(model, result):
+        if model == "mixed":
+            return result
+        build = getattr(models, model)
+        return replace(result, weights=models.canonical(build, result.weights))
+
+    return named
+
+
+@pytest.fixture(scope="module")
+def ran(framework, models, train, marks, canonical):
+    """`ran(name)`: a run's result, what its optimizers were given, and when it was."""
+
+    @functools.cache
+    def run(name):
+        for path in marks.iterdir():
+            path.unlink()
+        if framework == "tf":
+            models.BUILT.clear()
+        kind = "model" if name in STAGES else "tensor"
+        model, count, variant, settings = (STAGES | PARTS)[name]
+        devices = (1, count) if kind == "model" else (count, SHARDS)
+        if name == "1f1b":
+            settings = settings | {"cut": models.CUT}
+        begin = time.monotonic()
+        result = train(kind, model, devices, variant, settings)
+        return SimpleNamespace(
+            result=canonical(model, result),
+            marks=[json.loads(path.read_text()) for path in sorted(marks.iterdir())],
+            built=[] if framework == "pt" else list(models.BUILT),
+            times=[begin, *result.ended, time.monotonic()],
+        )
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def alone(framework, kit, models, train, marks):
+    """`alone(model)`: one process, one device, the whole batch, or in two parts."""
+
+    @functools.cache
+    def run(model, in_parts=False):
+        if model == "mixed":
+            x, y = dataset("mixed")
+            stream = parallel.batches(len(y), global_batch=BATCH, seed=SEED, whole=True)
+            every = [next(stream) for _ in range(STEPS)]
+            return result_of(*models.plain([(parallel.take(x, rows), y[rows]) for rows in every]))
+        built, optimizer, loss_fn = getattr(models, model)()
+        if framework == "tf":
+            optimizer.build(built.trainable_variables)
+        make = kit.training.make_train_step
+        if in_parts:
+            make = functools.partial(models.gradient_accumulation.make_train_step, micro_batches=2)
+        step = make(built, optimizer, loss_fn)
+        batches = first_batches(*dataset(model), BATCH, STEPS, seed=SEED)
+        losses = [float(step(*kit.data.to_device(x, y))) for x, y in batches]
+        return result_of(kit.models.export_weights(built), losses)
+
+    return run
 
 
 # Equal work -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", STAGES)
-@pytest.mark.parametrize("side", SIDES)
-def test_ten_steps_end_at_the_weights_of_one_process(side, name):
-    model = MODELS[name]
-    alone = arrays(side, f"alone {model}")
-    assert len(alone["losses"]) == STEPS
-    assert alone["losses"][-1] != alone["losses"][0]
-    parity.check(arrays(side, f"model {name}"), alone, BARS[model])
+@pytest.mark.parametrize("name", [*STAGES, *PARTS])
+def test_ten_steps_end_at_the_weights_of_one_process(ran, alone, agrees, name):
+    """And of both frameworks; on the clock of the caller, one step ends after another."""
+    model, found = (STAGES | PARTS)[name][0], ran(name)
+    # BatchNorm sees a micro-batch at a time, as in gradient accumulation.
+    one = alone(model, in_parts=True) if model == "norm" else alone(model)
+    assert len(one.losses) == STEPS
+    assert one.losses[-1] != one.losses[0]
+    assert_equal_work(found.result, one, BARS[model])
+    if model == "norm":
+        gammas = (result.weights["bn.gamma"] for result in (found.result, alone("norm")))
+        assert apart(*gammas) > 1e-3
+    assert len(found.times) == STEPS + 2
+    assert found.times == sorted(found.times)
+    if model != "mixed":  # Keras feeds the running variance with the biased one
+        kept = {n: v for n, v in found.result.weights.items() if v.size < 700}
+        kept = {n: v for n, v in kept.items() if "variance" not in n}
+        agrees(name, {"losses": list(map(float, found.result.losses)), **kept}, BARS[model])
 
 
-@pytest.mark.parametrize("name", [name for name, model in MODELS.items() if model != "mixed"])
-def test_both_frameworks_end_at_the_same_weights(name):
-    ours, theirs = (arrays(side, f"model {name}") for side in SIDES)
-    if MODELS[name] == "norm":  # Keras feeds the running variance with the biased one
-        ours, theirs = ({k: v for k, v in d.items() if "variance" not in k} for d in (ours, theirs))
-    parity.check(ours, theirs, BARS[MODELS[name]])
+@PT
+def test_pt_weights_that_are_drawn_in_each_process_are_those_of_the_seed(models, train, marks):
+    """Its labels have a name, and are cut into micro-batches."""
+    images, labels = dataset("cnn")
+    settings, named = {"cut": "up", "micro_batches": 4}, (images, {"digit": labels})
+    result = train("model", "drawn", (1, 2), "pipeline", settings, named, steps=1)
+    (x, y), *_ = first_batches(images, labels, BATCH, 1, seed=SEED)
+    loss, names = models.loss_of_drawn(x, y, SEED)
+    assert result.losses.tolist() == pytest.approx([loss], rel=1e-5)
+    assert result.weights.keys() == names
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_batchnorm_sees_a_micro_batch_at_a_time_as_in_gradient_accumulation(side):
-    found = arrays(side, "model norm")
-    parity.check(found, arrays(side, "alone norm in parts"), BARS["norm"])
-    whole = arrays(side, "alone norm")
-    assert parity.difference("bn.gamma", found["bn.gamma"], whole["bn.gamma"]) > 1e-3
+@PT
+@pytest.mark.parametrize("first", ["query", "input"])
+@pytest.mark.parametrize("names", [(), ("query", "input"), ("input", "query")])
+def test_pt_stages_are_given_inputs_by_name_and_place_whichever_is_used_first(models, first, names):
+    query, other = models.torch.randn(2, 3, 4)
+    given = {"query": query, "input": other}
+    named, model = {name: given[name] for name in names}, models.Two(first)
+    arguments = () if names else (query, other)
+    output = models.staged_output(model, named or arguments, arguments, named)
+    assert (output == model(query, other)).all()
 
 
-def test_weights_that_are_drawn_in_each_process_are_those_of_the_seed():
-    found = scenario("pt", "drawn")
-    alone, together = found["losses"]
-    assert together == pytest.approx(alone, rel=1e-5)
-    assert found["names"][0] == found["names"][1]
+def out_of_luck():
+    raise ValueError("out of luck")
 
 
-def test_stages_are_given_inputs_by_name_and_place_whichever_the_model_uses_first():
-    found = scenario("pt", "ordered")
-    assert len(found) == 6
-    assert max(found.values()) == 0.0, found
-
-
-def test_a_process_that_fails_says_why_before_it_leaves_the_others():
+@PT
+def test_pt_a_process_that_fails_says_why_before_it_leaves_the_others(models):
     """Whose exchange with it fails at once, in words that say nothing of the reason."""
-    said, left = scenario("pt", "failing")
-    assert "out of luck" in str(said)
-    assert not left
+    run, dist = parallel.Run(1, BATCH, 1), models.torch.distributed
+    make, build = "pt_impl.parallel.data_parallel:compiled", f"{__name__}:out_of_luck"
+    with parallel.training_folder(dataset("cnn")) as data:
+        given = parallel.options(make).parse_args(parallel.arguments(make, build, data, run, {}))
+        with pytest.raises(BaseException, match="out of luck"):
+            models.replicas.train(given)
+    assert dist.is_initialized()
+    dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("kind", ["model", "tensor"])
-def test_weight_decay_leaves_out_what_the_optimizer_was_told(kind):
-    found = scenario("tf", "undecayed")[kind]
-    assert found.keys() == {"up/kernel", "up/bias", "down/kernel", "down/bias"}
-    assert found["up/bias"] == found["down/bias"] == 1.0
+@PT
+def test_pt_replicas_with_unequal_parts_of_a_batch_weigh_each_sample_alike(models):
+    losses, gradients = models.of_unequal_replicas(SEED)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert np.allclose(*gradients, rtol=0, atol=1e-6)
 
 
-# Stages -----------------------------------------------------------------------------------------
+@TF
+def test_tf_weight_decay_leaves_out_what_the_optimizer_was_told(models, train):
+    """In stages and in parts."""
+    for found in models.after_a_step_of_no_gradient():
+        assert found.keys() == {"up/kernel", "up/bias", "down/kernel", "down/bias"}
+        assert found["up/bias"].mean() == found["down/bias"].mean() == 1.0
 
 
-@pytest.mark.parametrize("name", STAGES)
-def test_each_process_has_the_parameters_and_the_optimizer_of_its_stage_alone(name):
-    marks = scenario("pt", "together")[f"model {name}"]["marks"]
-    assert len(marks) == STAGES[name]
-    assert all(mark["elements"] < ELEMENTS[MODELS[name]] for mark in marks)
-    empty = sum(mark["elements"] == 0 for mark in marks)
-    assert empty == (1 if name == "three stages" else 0)
-    assert sum(mark["elements"] for mark in marks) == ELEMENTS[MODELS[name]]
+# Stages and parts -------------------------------------------------------------------------------
+
+
+@PT
+@pytest.mark.parametrize("name", [name for name in STAGES if name != "norm"])
+def test_pt_each_process_has_the_parameters_and_the_optimizer_of_its_stage_alone(ran, name):
+    marks, whole = ran(name).marks, sum(sizes(STAGES[name][0]).values())
+    assert len(marks) == STAGES[name][1]
+    elements = [mark["elements"] for mark in marks]
+    assert max(elements) < whole == sum(elements)
+    assert elements.count(0) == (1 if name == "three stages" else 0)
     assert all(mark["momenta"] == mark["elements"] for mark in marks)
 
 
-def test_processes_use_the_loopback_interface_alone_and_share_the_threads():
-    for run in scenario("pt", "together").values():
-        for mark in run["marks"]:
-            # A socket of both versions of IP shows the loopback of the fourth as mapped.
-            assert set(mark["addresses"]) <= {"127.0.0.1", "::ffff:127.0.0.1"}
-            assert mark["addresses"]
-            assert mark["threads"] == 1
+@PT
+@pytest.mark.parametrize("name", PARTS)
+def test_pt_a_process_holds_half_of_each_pair_which_replicas_share(ran, name):
+    """FSDP2 shards each parameter by its first axis, which may be odd."""
+    marks, (model, replicas, *_) = ran(name).marks, PARTS[name]
+    elements, part = [mark["elements"] for mark in marks], of_a_part(model)
+    assert len(elements) == replicas * SHARDS
+    assert sum(elements) == SHARDS * part
+    assert elements == [part] * 2 if replicas == 1 else max(elements) < 0.7 * part
+    assert all(mark["momenta"] == mark["elements"] for mark in marks)
 
 
-@pytest.mark.parametrize("name", STAGES)
-def test_each_device_has_the_variables_and_the_optimizer_of_its_stage_alone(name):
-    built = scenario("tf", "together")[f"model {name}"]["built"]
-    assert len(built) == STAGES[name]
+@PT
+def test_pt_processes_use_the_loopback_interface_alone_and_share_the_threads(ran):
+    for mark in ran("split").marks + ran("mixed hybrid").marks:
+        # A socket of both versions of IP shows the loopback of the fourth as mapped.
+        assert set(mark["addresses"]) <= {"127.0.0.1", "::ffff:127.0.0.1"}
+        assert mark["addresses"]
+        assert mark["threads"] == 1
+
+
+@PT
+def test_pt_replicas_share_each_block_of_a_pair_by_itself(models):
+    model, blocks = models.gpt()[0], TASKS["text-gpt"].model.layers
+    every = [f"block{number}" for number in range(blocks)]
+    for pairs, wanted in (
+        ("block*.up > block*.down", every),
+        ("block1.up > block1.down", ["block1"]),
+    ):
+        plan = models.tensor_parallel.plan_pairs(model, pairs=pairs)
+        found = models.tensor_parallel._blocks(model, plan)
+        assert [name for name, module in model.named_modules() if module in found] == wanted
+
+
+@TF
+@pytest.mark.parametrize("name", [name for name in STAGES if name != "norm"])
+def test_tf_each_device_has_the_variables_and_the_optimizer_of_its_stage_alone(ran, name):
+    built = ran(name).built
+    assert len(built) == STAGES[name][1]
     for place, stage in enumerate(built):
         devices = {device.rpartition("/")[2] for pair in stage["devices"] for device in pair}
         without = name == "three stages" and place == 1
         assert devices == (set() if without else {f"device:CPU:{place}"})
-    assert sum(sum(stage["elements"]) for stage in built) == ELEMENTS[MODELS[name]]
+    whole = sum(sizes(STAGES[name][0]).values())
+    assert sum(sum(stage["elements"]) for stage in built) == whole
 
 
-def kept(passed: list, mark: str) -> list[int]:
-    """How many micro-batches were past a mark and not yet back, after each that went by."""
-    found = [0]
-    for name, way in passed:
-        if name == mark:
-            found.append(found[-1] + (1 if way == "forward" else -1))
-    assert found[-1] == 0
-    assert len(found) == 1 + 2 * 8
-    return found
+@TF
+@pytest.mark.parametrize("name", PARTS)
+def test_tf_a_device_holds_half_of_each_pair_and_of_its_momenta(ran, name):
+    (built,), (model, replicas, *_) = ran(name).built, PARTS[name]
+    assert all(len(set(devices)) == replicas * SHARDS for devices in built["devices"])
+    each = [sum(parts) for parts in zip(*built["elements"], strict=True)]
+    assert each == [of_a_part(model)] * replicas * SHARDS
+    assert built["momenta"] == built["elements"]
 
 
-def test_in_gpipe_all_micro_batches_go_forward_before_one_goes_back():
-    passed = scenario("tf", "schedules")["gpipe"]
-    assert kept(passed, "second") == [*range(9), *range(7, -1, -1)]
-    assert max(kept(passed, "first")) == 8
-
-
-def test_in_1f1b_a_stage_keeps_no_more_micro_batches_than_there_are_stages_from_it_on():
-    passed = scenario("tf", "schedules")["1f1b"]
-    assert max(kept(passed, "first")) <= 2
-    assert max(kept(passed, "second")) == 1
-
-
-@pytest.mark.parametrize("side", SIDES)
-def test_steps_end_one_after_another_on_the_clock_of_the_caller(side):
-    for run in scenario(side, "together").values():
-        begin, end = run["around"]
-        times = [begin, *run["ended"], end]
-        assert len(times) == STEPS + 2
-        assert times == sorted(times)
+@TF
+def test_tf_a_stage_keeps_the_micro_batches_of_its_schedule(models, train):
+    """In GPipe all go forward before one goes back, in 1F1B no more than there are stages left."""
+    kept = {}
+    for schedule in ("gpipe", "1f1b"):
+        models.PASSED.clear()
+        settings = {"cut": "conv1", "micro_batches": 8, "schedule": schedule}
+        train("model", "marked", (1, 2), "pipeline", settings, dataset("cnn"), steps=1)
+        for stage in ("first", "second"):
+            steps = [1 if way == "forward" else -1 for n, way in models.PASSED if n == stage]
+            kept[schedule, stage] = np.cumsum(steps).tolist()
+            assert len(steps) == 2 * 8
+            assert sum(steps) == 0
+    assert kept["gpipe", "second"] == [*range(1, 9), *range(7, -1, -1)]
+    assert max(kept["gpipe", "first"]) == 8
+    assert max(kept["1f1b", "first"]) <= 2
+    assert max(kept["1f1b", "second"]) == 1
 
 
 # Errors -----------------------------------------------------------------------------------------
 
-SAYS = {
-    "batch": "ValueError: 4 micro_batches do not divide a batch of 6",
-    "no micro_batches": "ValueError: 0 micro_batches do not divide a batch of 8",
-    "schedule": "ValueError: schedule must be gpipe or 1f1b, not 'zigzag'",
-    "too few": "ValueError: 1f1b with 3 stages needs 3 micro_batches or more",
-    "cut": "ValueError: cut: there is no ",
-    "no cut": "ValueError: cut: there is no ",
-    "first": "ValueError: cut: ",
-    "twice": "ValueError: cut: ",
-}
-REFUSES = {
-    "pt": {
-        "tied": "NotImplementedError: a parameter is used twice: pipelining would train copies",
-        "untraceable": "NotImplementedError: torch.export can't trace the model: ",
-    },
-    "tf": {
-        "subclassed": "NotImplementedError: only a functional or Sequential model",
-        "clipping": "NotImplementedError: global_clipnorm: a stage would clip by the norm of its ",
-        "scaling": "NotImplementedError: a scaled loss: a stage would look for overflow in its ",
-        "undecayed_by_variable": "NotImplementedError: exclude_from_weight_decay: variables of ",
-        "skipping": "NotImplementedError: cut: up can't be: ",
-        "tied": "NotImplementedError: cut: up can't be: ",
-        "devices": "ValueError: 6 stages need as many devices, not 4",
-    },
-}
+NO_CUT = "cut: there is no "
+STAGE_REFUSALS = [
+    ({"batch": 6}, "4 micro_batches do not divide a batch of 6"),
+    ({"micro_batches": 0}, "0 micro_batches do not divide a batch of 8"),
+    ({"schedule": "zigzag"}, "schedule must be gpipe or 1f1b, not 'zigzag'"),
+    (
+        {"schedule": "1f1b", "micro_batches": 2, "cut": "conv1, up"},
+        "1f1b with 3 stages needs 3 micro_batches or more",
+    ),
+    ({"cut": "conv9"}, NO_CUT),
+    ({"cut": ""}, NO_CUT),
+    ({"cut": "conv0"}, "cut: "),
+    ({"cut": "conv1, conv1"}, "cut: "),
+]
+PART_REFUSALS = [
+    ({"shards": 3}, "pairs: up > down: (16, 16) do not go into 3 shards"),
+    ({"shards": 1}, "pairs: up > down: (16, 16) do not go into 1 shards"),
+    ({"pairs": "nothing > down"}, "pairs: 'nothing > down' matches [[], ['down']]: "),
+    ({"pairs": "up"}, "pairs: 'up' matches [['up']]: "),
+    ({"pairs": "up, down > down"}, "pairs: 'up' matches [['up']]: "),
+    ({"pairs": "down > up"}, "pairs: down > up: (10, 8) do not go into 2 shards"),
+    ({"pairs": "conv0 > conv1"}, "pairs: conv0 is a Conv2"),
+]
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_what_does_not_fit_gets_one_clear_line(side):
-    every, start = scenario(side, "refused"), "model "
-    found = {k.removeprefix(start): v for k, v in every.items() if k.startswith(start)}
-    expected = SAYS | REFUSES[side]
-    assert found.keys() == expected.keys()
-    for name, words in expected.items():
-        assert found[name] is not None, name
-        assert found[name].startswith(words), found[name]
-        assert "\n" not in found[name]
+def assert_refused(call, message, **settings):
+    words = f"^{re.escape(message)}"
+    with pytest.raises((ValueError, NotImplementedError), match=words) as raised:
+        call(**settings)
+    assert "\n" not in str(raised.value)
+
+
+def test_stages_that_do_not_fit_get_one_clear_line(models, train):
+    cases = [(models.cnn, *case) for case in STAGE_REFUSALS] + models.STAGE_REFUSALS
+    for build, changes, message in cases:
+        settings = {"cut": "conv1", "micro_batches": 4, "batch": BATCH} | changes
+        samples = "gpt" if changes.get("cut") == "block1" else "cnn"
+        x = models.own_layout(dataset(samples)[0])[: settings.pop("batch")]
+        pipeline = functools.partial(models.model_parallel.pipeline, build, models.tensor(x))
+        assert_refused(pipeline, message, **settings)
+
+
+def test_parts_that_do_not_fit_get_one_clear_line(models, train):
+    cases = [(models.cnn, *case) for case in PART_REFUSALS] + models.PART_REFUSALS
+    for build, changes, message in cases:
+        split = functools.partial(models.tensor_parallel.tensor_parallel, build)
+        assert_refused(split, message, **{"pairs": "up > down"} | changes)
 
 
 # What is measured -------------------------------------------------------------------------------
