@@ -529,10 +529,10 @@ def _lacking(instructions: tuple[str, ...]) -> str:
 
 def _busy(state: State) -> str:
     """A warning where other programs used the machine since this one was started."""
-    said = machine.busy(state.watch.stop().others)
-    if not said:
+    warning = machine.busy(state.watch.stop().others)
+    if not warning:
         return ""
-    return f"\n!! {said}: end them, or figures\n!! scatter and the run takes longer."
+    return f"\n!! {warning}: end them, or figures\n!! scatter and the run takes longer."
 
 
 def _measure(state: State, speaker: Speaker) -> None:

@@ -142,20 +142,20 @@ def overruled(threads: int, keras_backend: str | None) -> list[str]:
 
     keras_backend: that which was asked for, where anything of Keras is measured.
     """
-    said = []
+    ignored = []
     asked = {name: os.environ.get(name, str(threads)) for name in THREAD_VARIABLES}
     if others := [f"{name}={value}" for name, value in asked.items() if value != str(threads)]:
-        said.append(
+        ignored.append(
             f"{', '.join(others)} is not obeyed: all rows have {threads} threads, one for each "
             "core that this process may use, so that both frameworks have as many (taskset gives "
             "fewer)"
         )
     if keras_backend not in (None, KERAS_BACKEND):
-        said.append(
+        ignored.append(
             f"KERAS_BACKEND={keras_backend} is not obeyed: Keras is measured on TensorFlow, in "
             "graphs of tf.function, since that is what stands beside PyTorch here"
         )
-    return said
+    return ignored
 
 
 def describe(threads: int) -> Environment:
