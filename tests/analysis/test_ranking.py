@@ -127,9 +127,9 @@ def test_one_program_of_several_techniques_is_one_row():
     (work,) = works(run)
     (merged,) = [each for each in work.rows if not each.is_baseline and each.repeats]
     assert {member.case.technique for member in merged.members} == {"compilation", "stacking"}
-    found = rank(work, GOALS["train-speed"])
-    assert name(found.best)[1] == "changed"
-    assert found.alike == []
+    ranking = rank(work, GOALS["train-speed"])
+    assert name(ranking.best)[1] == "changed"
+    assert ranking.alike == []
 
 
 def test_a_control_and_a_bound_take_no_part():
@@ -143,10 +143,10 @@ def test_a_control_and_a_bound_take_no_part():
 
 
 def test_the_row_that_gains_is_best_and_the_plain_one_where_none_does():
-    found = ranked(fast(row(time=GAIN), row("memory_format", time=SLOWER)))
-    assert name(found.best) == ("compilation", "changed")
-    assert variants(found.gaining) == ["changed"]
-    assert [name(each) for each in found.placed("worse") if not each.is_baseline] == [
+    ranking = ranked(fast(row(time=GAIN), row("memory_format", time=SLOWER)))
+    assert name(ranking.best) == ("compilation", "changed")
+    assert variants(ranking.gaining) == ["changed"]
+    assert [name(each) for each in ranking.placed("worse") if not each.is_baseline] == [
         *[("memory_format", "changed")]
     ]
     for time in ((0.98, 0.9, 1.06), (0.98, 0.975, 0.985), SLOWER):
@@ -157,9 +157,9 @@ def test_a_change_that_is_slower_than_another_technique_s_plain_code_gains_nothi
     run = fast(row(time=GAIN), row("memory_format", time=NOTHING))
     quick = find_case(run, "memory_format/digits-cnn-64/pt/base")
     run = with_case(run, quick.id, timing=quick.timing.but(median_s=0.005, ci_s=(0.0049, 0.0051)))
-    found = ranked(run)
-    assert name(found.best) == ("memory_format", "base")
-    assert found.gaining == []
+    ranking = ranked(run)
+    assert name(ranking.best) == ("memory_format", "base")
+    assert ranking.gaining == []
 
 
 @pytest.mark.parametrize(
@@ -173,16 +173,16 @@ def test_what_takes_less_is_named_only_where_it_is_not_told_from_the_best(bounds
     pair = [find_case(dear, f"{technique}/digits-cnn-64/pt/changed")
             for technique in ("memory_format", "compilation")]  # fmt: skip
     between = records.comparison(*pair, 1.1, *bounds)
-    found = ranked(dear.but(comparisons=[*dear.comparisons, between]))
-    assert found.best.case.technique == named
-    alike = [each.case.technique for each in found.alike]
+    ranking = ranked(dear.but(comparisons=[*dear.comparisons, between]))
+    assert ranking.best.case.technique == named
+    alike = [each.case.technique for each in ranking.alike]
     assert alike == (["compilation"] if named == "memory_format" else [])
 
 
 @pytest.mark.parametrize(("share", "worse"), [(1.029, False), (1.031, True)])
 def test_within_what_counts_as_no_difference_nothing_is_shown_to_be_worse(share, worse):
-    found = ranked(planted(row(size=share)), "size")
-    assert (variants(found.placed("equal")), variants(found.placed("worse"))) == (
+    ranking = ranked(planted(row(size=share)), "size")
+    assert (variants(ranking.placed("equal")), variants(ranking.placed("worse"))) == (
         ([], ["changed"]) if worse else (["changed"], [])
     )
 
@@ -197,9 +197,9 @@ def test_within_what_counts_as_no_difference_nothing_is_shown_to_be_worse(share,
     ],
 )
 def test_a_peak_measured_once_is_told_apart_by_the_scatter_of_the_run(first, expected):
-    found = ranked(planted(row(peaks=first), row(variant="other", memory=0.98)), "memory")
-    groups = map(found.placed, ("equal", "worse", "next"))
-    assert (found.best.case.variant, *map(variants, groups)) == expected
+    ranking = ranked(planted(row(peaks=first), row(variant="other", memory=0.98)), "memory")
+    groups = map(ranking.placed, ("equal", "worse", "next"))
+    assert (ranking.best.case.variant, *map(variants, groups)) == expected
 
 
 def test_over_both_frameworks_the_best_is_the_better_of_both():
@@ -225,15 +225,15 @@ def test_over_both_frameworks_the_best_is_the_better_of_both():
     ],
 )  # fmt: skip
 def test_accuracy_is_kept_by_the_bound_of_its_interval(given, reason):
-    found = ranked(fast(row(time=GAIN, **given)))
+    ranking = ranked(fast(row(time=GAIN, **given)))
     if reason == "keeps":
-        assert found.best.case.variant == "changed"
+        assert ranking.best.case.variant == "changed"
         return
-    assert found.best.is_baseline
-    assert reasons(found) == ([reason] if reason else [])
-    assert variants(found.placed("unknown")) == ([] if reason else ["changed"])
+    assert ranking.best.is_baseline
+    assert reasons(ranking) == ([reason] if reason else [])
+    assert variants(ranking.placed("unknown")) == ([] if reason else ["changed"])
     untrained = given.get("changes_weights", False)
-    assert variants(found.tempting) == ([] if untrained else ["changed"])
+    assert variants(ranking.tempting) == ([] if untrained else ["changed"])
 
 
 def test_an_allowed_drop_takes_the_margin_s_place():
@@ -244,8 +244,8 @@ def test_an_allowed_drop_takes_the_margin_s_place():
 
 
 def test_a_memory_budget_leaves_out_and_names_the_peak():
-    found = ranked(fast(row(time=GAIN, memory=11.24)), memory=500e6)
-    assert [(o.row.case.variant, o.reason) for o in found.others if o.place == "refused"] == [
+    ranking = ranked(fast(row(time=GAIN, memory=11.24)), memory=500e6)
+    assert [(o.row.case.variant, o.reason) for o in ranking.others if o.place == "refused"] == [
         *[("changed", "takes 1,124 MB")]
     ]
     lacking = with_case(fast(row(time=GAIN)), "/changed", memory=None)
@@ -257,23 +257,23 @@ def test_a_memory_budget_leaves_out_and_names_the_peak():
 def test_a_row_that_does_other_work_than_its_baseline_is_no_candidate():
     run = fast(row(time=GAIN))
     (compared,) = run.comparisons
-    found = ranked(run.but(comparisons=[compared.but(verdict="not comparable")]))
-    assert found.best.is_baseline
-    assert reasons(found) == ["it was not shown to do its baseline's work"]
+    ranking = ranked(run.but(comparisons=[compared.but(verdict="not comparable")]))
+    assert ranking.best.is_baseline
+    assert reasons(ranking) == ["it was not shown to do its baseline's work"]
 
 
 def test_what_would_be_better_but_loses_accuracy_tempts_beside_the_best():
-    found = ranked(fast(row(time=GAIN), row("mixed_precision", time=MORE, accuracy=LOST)))
-    assert name(found.best) == ("compilation", "changed")
-    assert [name(each) for each in found.tempting] == [("mixed_precision", "changed")]
+    ranking = ranked(fast(row(time=GAIN), row("mixed_precision", time=MORE, accuracy=LOST)))
+    assert name(ranking.best) == ("compilation", "changed")
+    assert [name(each) for each in ranking.tempting] == [("mixed_precision", "changed")]
     less = ranked(fast(row(time=MORE), row("mixed_precision", time=GAIN, accuracy=LOST)))
     assert less.tempting == []
 
 
 def test_nearest_is_what_keeps_accuracy_and_no_other_model():
     smaller = row("sparse_inference", time=MORE, changes_math=True, changes_weights=True)
-    found = ranked(fast(smaller, row("memory_format", time=SLOWER)))
-    assert (found.tempting, name(found.nearest)) == ([], ("memory_format", "changed"))
+    ranking = ranked(fast(smaller, row("memory_format", time=SLOWER)))
+    assert (ranking.tempting, name(ranking.nearest)) == ([], ("memory_format", "changed"))
     assert name(ranked(fast(smaller)).nearest) == ("sparse_inference", "changed")
 
 
@@ -294,9 +294,9 @@ DEAR = row("pruning", time=MORE, peaks=[0.5, 0.51])
     ],
 )
 def test_the_cheapest_gains_in_the_figure_that_is_asked_for(goal, given, expected):
-    found = ranked(fast(DEAR, row("memory_format", **given)), goal)
-    assert name(found.best) == ("pruning", "changed")
-    assert name(found.cheapest) == (("memory_format", "changed") if expected else None)
+    ranking = ranked(fast(DEAR, row("memory_format", **given)), goal)
+    assert name(ranking.best) == ("pruning", "changed")
+    assert name(ranking.cheapest) == (("memory_format", "changed") if expected else None)
 
 
 def test_nothing_is_cheaper_than_what_takes_nothing_nor_than_plain_code():
@@ -356,17 +356,17 @@ def test_one_block_names_nothing_that_its_own_control_shows_of_no_difference(con
     if control:
         again = run.comparisons[0].but(kind="control", ratio=control, ci=None)
         run = run.but(comparisons=[*run.comparisons, again])
-    found = ranked(run)
-    assert found.aim.provisional
-    assert (not found.best.is_baseline) == named
+    ranking = ranked(run)
+    assert ranking.aim.provisional
+    assert (not ranking.best.is_baseline) == named
 
 
 def test_one_block_puts_all_others_in_order_and_beats_none():
     run = whole_run("quick")
     for work in works(run):
-        found = rank(work, GOALS["train-speed"])
-        assert found.aim.provisional
-        assert (found.placed("equal", "worse"), beaten(work)) == ([], {})
+        ranking = rank(work, GOALS["train-speed"])
+        assert ranking.aim.provisional
+        assert (ranking.placed("equal", "worse"), beaten(work)) == ([], {})
 
 
 # Recipes, and what is beaten ----------------------------------------------------------------------
@@ -384,12 +384,12 @@ def trained(*gains, task="digits-cnn", metric="accuracy"):
 
 
 def test_a_recipe_is_chosen_by_what_it_gains_over_its_own_baseline():
-    found = ranked(trained(("decay", 2.0, 1.0, 3.0), ("smoothing", -3.0, -4.0, -2.0)), "accuracy")
-    assert found.work.kind == "recipe"
-    assert found.best.case.variant == "decay"
-    assert (variants(found.placed("worse")), reasons(found)) == (["base", "smoothing"], [])
-    found = ranked(trained(("smoothing", 0.3, -0.1, 0.7)), "accuracy")
-    assert found.best.is_baseline  # where no recipe gains, the plain training
+    ranking = ranked(trained(("decay", 2.0, 1.0, 3.0), ("smoothing", -3.0, -4.0, -2.0)), "accuracy")
+    assert ranking.work.kind == "recipe"
+    assert ranking.best.case.variant == "decay"
+    assert (variants(ranking.placed("worse")), reasons(ranking)) == (["base", "smoothing"], [])
+    ranking = ranked(trained(("smoothing", 0.3, -0.1, 0.7)), "accuracy")
+    assert ranking.best.is_baseline  # where no recipe gains, the plain training
 
 
 @pytest.mark.parametrize(
@@ -401,10 +401,10 @@ def test_a_recipe_is_chosen_by_what_it_gains_over_its_own_baseline():
     ],
 )
 def test_what_is_gained_has_the_words_of_its_metric(metric, title, unit):
-    found = ranked(trained(("decay", 2.0, 1.0, 3.0), metric=metric), "accuracy")
-    assert (found.goal.title, found.goal.unit) == (title, unit)
+    ranking = ranked(trained(("decay", 2.0, 1.0, 3.0), metric=metric), "accuracy")
+    assert (ranking.goal.title, ranking.goal.unit) == (title, unit)
     bits = metric == "bits_per_character"  # of which less is better
-    assert found.best.is_baseline == bits
+    assert ranking.best.is_baseline == bits
 
 
 def test_what_loses_some_accuracy_beats_nothing_that_loses_none():
@@ -432,13 +432,13 @@ def test_of_a_gpu_memory_is_what_its_allocator_counts():
     for end, size in (("/base", 4e9), ("/changed", 2e9)):
         peak = {"allocated": size, "reserved": 2 * size}
         run = with_case(run, end, memory=find_case(run, end).memory.but(device_peak=peak))
-    found = ranked(run, "memory", memory=3e9)
-    assert found.aim.figure(found.best) == Figure(2e9, 2e9, 2e9, "exact")
-    assert reasons(found) == ["takes 4,000 MB"]
-    assert found.goal.title == "peak memory of the GPU"
+    ranking = ranked(run, "memory", memory=3e9)
+    assert ranking.aim.figure(ranking.best) == Figure(2e9, 2e9, 2e9, "exact")
+    assert reasons(ranking) == ["takes 4,000 MB"]
+    assert ranking.goal.title == "peak memory of the GPU"
     host = find_case(run, "/changed").memory.but(device_peak=None)
-    found = ranked(with_case(run, "/changed", memory=host), "memory")
-    assert (found.best.case.variant, variants(found.placed("lacking"))) == ("base", ["changed"])
+    ranking = ranked(with_case(run, "/changed", memory=host), "memory")
+    assert (ranking.best.case.variant, variants(ranking.placed("lacking"))) == ("base", ["changed"])
 
 
 # Questions ----------------------------------------------------------------------------------------
@@ -485,9 +485,9 @@ def test_accuracy_is_asked_for_each_kind_of_work_of_a_task():
                   row("regularization", accuracy=(2.0, 1.5, 2.5)))  # fmt: skip
     trained = find_case(run, "regularization/digits-cnn-64/pt/changed")
     run = with_case(run, trained.id, accuracy=trained.accuracy.but(mean=92.0))
-    found = [each for each in answers(run) if each.goal.figure == GAINED]
-    assert sorted(each.work.kind for each in found) == ["recipe", "train"]
-    assert [each.main for each in found] == [True, False]
+    asked_for = [each for each in answers(run) if each.goal.figure == GAINED]
+    assert sorted(each.work.kind for each in asked_for) == ["recipe", "train"]
+    assert [each.main for each in asked_for] == [True, False]
 
 
 def test_an_update_alone_is_no_train_step():
@@ -549,13 +549,13 @@ def test_a_row_answers_questions_of_its_own_framework_and_work():
     )
     cosine = find_case(run, "/cosine")
     run = with_case(run, cosine.id, accuracy=cosine.accuracy.but(mean=90.0))
-    found = {
+    answered = {
         (question.words, leaf.framework, gaining.case.variant)
         for question, ends in path(run)
         for leaf in ends
         for gaining in leaf.rows
     }
-    assert found == {
+    assert answered == {
         ("Is a train step too slow?", "pt", "changed"),
         ("Is a train step too slow?", "tf", "fp16"),
         ("Is a prediction too slow?", "pt", "exported"),
@@ -577,12 +577,12 @@ def test_the_matrix_begins_with_what_pays_in_the_largest_share_of_its_rows():
         row("mixed_precision", "large", task="photos-resnet18", time=MORE, accuracy=LOST),
     )
     costs = {("pruning", "pt"): Cost(120, ("torchao",), 2, 20)}
-    found = {each.technique: each for each in priorities(run, costs)}
-    assert list(found) == ["compilation", "mixed_precision", "memory_format", "pruning"]
-    mixed = found["mixed_precision"]
+    lines = {each.technique: each for each in priorities(run, costs)}
+    assert list(lines) == ["compilation", "mixed_precision", "memory_format", "pruning"]
+    mixed = lines["mixed_precision"]
     assert (mixed.paid(large=False), mixed.paid(large=True), mixed.lossy) == ((3, 4), (0, 1), 1)
     assert (mixed.best(TIME).case.variant, mixed.best(SIZE)) == ("0", None)
-    assert found["pruning"].cost.lines == 120
+    assert lines["pruning"].cost.lines == 120
     assert set(mixed.first_calls) == {0.5}
 
 
@@ -619,8 +619,8 @@ def test_a_program_that_several_techniques_have_is_a_remedy_of_each():
 
 def test_memory_is_less_by_more_than_processes_scatter_and_rates_by_their_ranges():
     for most, gained in ((0.901, True), (1.0, False), (1.2, False)):
-        found = left(planted(row("stacking", peaks=[0.9, most])), "memory size")
-        assert [technique for technique, _ in found] == ["stacking"] * gained
+        remedied = left(planted(row("stacking", peaks=[0.9, most])), "memory size")
+        assert [technique for technique, _ in remedied] == ["stacking"] * gained
     rates = {RATE: ([200.0, 190.0, 210.0], [100.0, 95.0, 105.0])}
     devices = planted(row("data_parallel", metrics=rates))
     assert left(devices, "communication") == [("data_parallel", 2.0)]

@@ -119,24 +119,23 @@ def test_the_terminal_names_them_too(path):
     shown = advised.lines(listed, ENOUGH, ENOUGH)[1:]
     for answer in told or [one for one in rest if one.main]:
         for framework, side in answer.sides.items():
-            marks = [f"{framework.upper()}{mark} " for mark in "*:"]
-            said = [line[advised.LABEL :] for line in shown if line[advised.LABEL :][:4] in marks]
-            star = framework.upper() + advised.MARKS[answer.ahead == framework]
+            mark = framework.upper() + advised.MARKS[answer.ahead == framework]
             best = named(side)
-            assert any(line.startswith(f"{star} {best}:") for line in said) or not best
+            begin = f"{mark} {best}:"
+            assert any(line[advised.LABEL :].startswith(begin) for line in shown) or not best
 
 
 @EACH
 def test_choose_and_the_page_name_the_better_of_both_bests(path, capsys):
     whole = html.unescape(re.sub(r"<[^>]+>", "", page.html(read(path))))
     for goal in GOALS.values():
-        asked = [work for work in works_of(path) if goal in work.goals]
-        if not asked:
+        of_goal = [work for work in works_of(path) if goal in work.goals]
+        if not of_goal:
             continue
         rankings = choose.advise(read(path), goal.name, Limits())
-        assert len(rankings) == len(asked)
+        assert len(rankings) == len(of_goal)
         for ranking in rankings:
-            work = next(work for work in asked if work.title == ranking.work.title)
+            work = next(work for work in of_goal if work.title == ranking.work.title)
             sides = [rank(work, goal, framework=side) for side in work.frameworks]
             best = min((side.best for side in sides if side), key=ranking.aim.level)
             assert ranking.best.case is best.case
