@@ -419,6 +419,20 @@ def test_the_plan_names_its_parts_and_fits_80_columns():
     assert f"all after about {clock(expected + 10)}, {clock(most + 10)} at most" in words
 
 
+def test_a_run_that_ends_before_its_plan_promises_no_more():
+    plan = plan_of(DEFAULT)
+    hours, first = 6 * 3600 + 1310, plan.durations.of_pass(plan.matches()) + 10
+    text = remaining.describe(plan, (hours, hours), limit=720)
+    assert text.endswith(f"ends after 12 min 0 s, with what it has: all of it would take about "
+                         f"{clock(hours + 10)}")  # fmt: skip
+    assert "all after" not in text
+    early = remaining.describe(plan, (hours, hours), limit=first - 1)
+    assert "first table" not in early
+    whole = remaining.describe(plan, (60, 60), limit=720)
+    assert "all after about 1 min 10 s" in " ".join(whole.split())
+    assert whole.endswith("it ends after 12 min 0 s, with what it has")
+
+
 def test_a_long_plan_fits_80_columns():
     plan = plan_of(cases_of(many_variants(20), "module", "default"))
     text = remaining.describe(plan, (1, 2))

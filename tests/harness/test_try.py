@@ -1,6 +1,7 @@
 """`twinbench try` as its users call it: the example that it writes, with both frameworks."""
 
 import html
+import importlib
 import io
 import json
 import os
@@ -128,6 +129,65 @@ def test_a_technique_that_is_not_measured_of_a_file_is_refused_at_once(folder):
     assert done.returncode == 2
     assert "--technique: pruning is not measured of a file: zeros alone" in done.stderr
     assert "checking" not in done.stderr
+
+
+def test_what_quick_does_not_measure_is_refused_before_the_check(monkeypatch):
+    monkeypatch.setattr(conftest.user_task, "prepare", lambda *_: pytest.fail("it was checked"))
+    asked = {"--framework": None, "--model": "mine.py", "--effort": "quick"}
+    asked["--technique"] = ["compilation", "post_training_quantization"]
+    said = "--effort quick has nothing of --technique post_training_quantization; --effort ordinary"
+    with pytest.raises(pytest.UsageError, match=f"^{said} has$"):
+        conftest._checked_model(asked, SimpleNamespace())
+
+
+def test_settings_of_the_user_that_are_not_obeyed_are_said(monkeypatch):
+    for name in machine.THREAD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert machine.overruled(2, None) == machine.overruled(2, "tensorflow") == []
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("MKL_NUM_THREADS", "2")
+    threads, backend = machine.overruled(2, "torch")
+    assert threads.startswith("OMP_NUM_THREADS=1 is not obeyed: all rows have 2 threads, one for")
+    assert backend.startswith("KERAS_BACKEND=torch is not obeyed: Keras is measured on TensorFlow")
+
+
+@pytest.mark.parametrize(
+    ("sides", "by_file", "before", "asked"),
+    [
+        (["pt", "tf"], "tensorflow", "torch", "torch"),
+        (["tf"], "torch", None, "torch"),
+        (["tf"], "tensorflow", None, None),
+        (["pt"], "torch", "torch", None),
+    ],
+)
+def test_the_backend_of_keras_is_that_of_the_file_or_of_the_user(
+    monkeypatch, sides, by_file, before, asked
+):
+    monkeypatch.delenv("KERAS_BACKEND", raising=False)
+    if before:
+        monkeypatch.setenv("KERAS_BACKEND", before)
+    about = {"sides": {side: {"keras_backend": by_file} for side in sides}}
+    assert UserModel(None, None, about, {}).keras_backend == asked
+
+
+def test_keras_has_tensorflow_as_its_backend_where_tensorflow_is_measured(monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    for flavour, backend in ((None, "torch"), ("keras3", "tensorflow"), ("tf_keras", "tensorflow")):
+        found = machine.process_environment(threads=1, flavour=flavour, allocator="tuned")
+        assert found["KERAS_BACKEND"] == backend
+
+
+def test_micro_batches_are_refused_where_the_loss_is_no_mean_over_samples():
+    """Before a model is built; one batch is what it always is."""
+    bench = importlib.import_module("bench.train_step.bench_gradient_accumulation")
+    impl = SimpleNamespace(parts_apart=1.3e-3)
+    four = SimpleNamespace(settings={"micro_batches": 4}, batch_size=16)
+    said = "1.3e-03 off, 1e-05 is allowed. Of a mean over tokens weight each micro-batch by its"
+    with pytest.raises(NotImplementedError, match=said):
+        bench.prepare(impl, four)
+    impl.parts_apart = 1e-7
+    with pytest.raises(AttributeError, match="kit"):  # it goes on to build the model
+        bench.prepare(impl, four)
 
 
 def test_a_place_that_can_not_be_written_is_one_line(tmp_path, capsys):

@@ -302,3 +302,67 @@ def test_the_first_axis_is_the_batch():
     user_model.check_size({"a": np.zeros((8, 2)), "scale": np.array(1.0)}, 8, "batch")
     with pytest.raises(BadFile, match=r"shape \(3, 8\): its first axis has to be the 8 samples"):
         user_model.check_size((np.zeros((8, 2)), np.zeros((3, 8))), 8, "batch")
+
+
+# Names by import *, and functions under a condition ------------------------------------------------
+
+
+def test_names_that_come_by_a_star_are_looked_for_beside_the_file(tmp_path):
+    file(tmp_path, f"from torch import *\n{MODEL}{BATCH}_hidden = 1\n", "nets.py")
+    assert user_model.look(file(tmp_path, "from nets import *\n")).functions == {"pytorch", "batch"}
+    known = user_model.look(file(tmp_path, f"from math import *\n{MODEL}{BATCH}"))
+    assert known.functions == {"pytorch", "batch"}
+    with pytest.raises(BadFile, match=r"imports \* from a module .* batch by their names$"):
+        user_model.look(file(tmp_path, f"from elsewhere import *\n{BATCH}"))
+
+
+def test_a_function_under_a_condition_that_does_not_hold_is_named(tmp_path):
+    text = f"import os\nif os.environ.get('NEVER_SET'):\n    {MODEL}{BATCH}"
+    path = file(tmp_path, text)
+    assert user_model.look(path).sides == ["pt"]
+    module = user_model.load(path)
+    assert user_model.function(module, "pytorch", "batch") is module.batch
+    with pytest.raises(BadFile, match=r"^my_model\.py has no pytorch once it is executed: the con"):
+        user_model.function(module, "pytorch")
+
+
+# A loss of parts -----------------------------------------------------------------------------------
+
+
+def mean_of_samples(output, y):
+    return np.mean((output - y) ** 2)
+
+
+def mean_of_tokens(output, y):
+    return np.sum(np.where(y < 0, 0, (output - y) ** 2)) / np.sum(y >= 0)
+
+
+def total(output, y):
+    return np.sum((output - y) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("loss", "same"), [(mean_of_samples, True), (mean_of_tokens, False), (total, False)]
+)
+@pytest.mark.parametrize("wrap", [lambda logits: logits, user_model.Logits])
+def test_a_mean_over_unequal_tokens_is_no_mean_over_samples(loss, same, wrap):
+    random = np.random.default_rng(0)
+    output, y = random.random((10, 8)), random.random((10, 8))
+    y[np.arange(8)[None] > np.arange(10)[:, None]] = -1  # padding
+
+    def loss_of_file(given, y):
+        return loss(given.logits if wrap is user_model.Logits else given, y)
+
+    apart = user_model.parts_apart(loss_of_file, wrap(output), y)
+    assert apart < 1e-12 if same else apart > 1e-3
+
+
+def test_a_loss_that_draws_numbers_and_few_samples_tell_nothing_of_parts():
+    random = np.random.default_rng(0)
+    drawn = user_model.parts_apart(lambda o, y: random.random(), np.ones((8, 2)), np.ones(8))
+    few = user_model.parts_apart(total, np.ones((3, 2)), np.zeros((3, 2)))
+    assert drawn == few == 0.0
+    nothing = user_model.parts_apart(
+        lambda o, y: np.nan if len(y) < 8 else 1.0, np.ones(8), np.ones(8)
+    )
+    assert nothing == 1.0

@@ -1,0 +1,103 @@
+"""Figures of one block that were taken beside other programs: marked, and nothing is advised."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench import user_answer
+from bench.analysis.ranking import GOALS, rank, works
+from bench.record import Conditions
+from bench.report import tables
+from bench.report.answer import PROVISIONAL, decision_table, text
+from tests import records
+
+BUSY, QUIET = 0.62, 0.01
+
+
+def planted(technique: str, *ratio: float, effort: str = "quick"):
+    """A record of a technique's row that takes so much of its baseline's time."""
+    row = {"technique": technique, "variant": technique, "time": ratio}
+    record = records.planted(row, effort=effort)
+    timing = records.timed(0.01 * ratio[0])
+    return records.with_case(record, f"/{technique}", timing=timing)
+
+
+def beside(record, others: float):
+    """The record with the share of the cores that others used in its block."""
+    order = [case.id for case in record.cases]
+    return record.but(blocks=[Conditions(match=0, block=0, order=order, others=others)])
+
+
+def ranking_of(record):
+    (work,) = works(record)
+    return rank(work, GOALS["train-speed"])
+
+
+@pytest.fixture
+def quick():
+    return planted("stacking", 1 / 6.98)
+
+
+def test_a_gain_in_one_block_is_believed_on_a_quiet_machine_alone(quick):
+    ranking = ranking_of(beside(quick, QUIET))
+    assert ranking.aim.provisional
+    assert ranking.best.case.variant == "stacking"
+    ranking = ranking_of(beside(quick, BUSY))
+    assert ranking.best.is_baseline
+    assert ranking.gaining == []
+
+
+def test_the_answer_and_the_tables_say_that_other_programs_ran(quick):
+    marked = f"{PROVISIONAL}, beside other programs that used 62% of the cores"
+    for others, is_marked in ((QUIET, False), (BUSY, True)):
+        record = beside(quick, others)
+        (work,) = works(record)
+        answer = " ".join(" ".join(text([ranking_of(record)], 80)).split())
+        terminal = " ".join(tables.answered(record, width=80).split())
+        assert PROVISIONAL in answer
+        assert (marked in answer) == is_marked
+        assert (marked in decision_table(work).title) == is_marked
+        assert ("BUSY MACHINE: in 1 of 1 blocks" in tables.detail(record, width=80)) == is_marked
+        assert ("beside other programs on 62% of the cores" in terminal) == is_marked
+
+
+@pytest.mark.parametrize("guard", ["finite_guard", "gradient_clipping"])
+def test_what_only_adds_work_is_never_first_by_one_block(guard):
+    assert ranking_of(beside(planted(guard, 0.9), QUIET)).best.is_baseline
+    assert ranking_of(planted(guard, 0.9, 0.88, 0.92, effort="default")).gaining  # it was shown
+
+
+# Of a user's model -----------------------------------------------------------------------------
+
+
+def bottleneck(others: float | None):
+    evidence = {
+        "bottleneck": "overhead",
+        "others": others,
+        "said": ["of 3.2 ms a step: overhead 79%"],
+        "step_s": 3.2e-3,
+        "parts": dict.fromkeys(
+            ("waiting", "transfer", "forward", "backward", "optimizer", "overhead", "idle"), 1 / 7
+        ),
+    }
+    return records.case("plain", technique="bottleneck", evidence=evidence)
+
+
+@pytest.mark.parametrize(("others", "told"), [(BUSY, False), (QUIET, True), (None, True)])
+def test_try_does_not_tell_what_holds_a_step_back_beside_other_programs(others, told):
+    said = " ".join(user_answer._breakdown(records.record([bottleneck(others)]), "pt"))
+    said = " ".join(said.split())
+    assert ("held back by overhead" in said) == told
+    assert ("worth trying" in said) == told
+    assert ("can't be told: other programs used 62% of the cores" in said) != told
+
+
+@pytest.mark.parametrize(("status", "named"), [("FAILED", False), ("OK", True), (None, True)])
+def test_what_failed_is_not_worth_trying(status, named):
+    """Nothing of it was asked for, where it has no status."""
+    tried = [records.case("compiled", technique="compilation", status=status)] if status else []
+    base = records.case("base", technique="compilation")
+    said = user_answer._breakdown(records.record([bottleneck(None), base, *tried]), "pt")
+    (line,) = [line for line in said if "worth trying" in line]
+    assert ("compilation" in " ".join(said)) == named
+    assert "stacking" in line
