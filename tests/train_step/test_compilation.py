@@ -1,279 +1,425 @@
 """Compiled steps and predictions do the baseline's work, and the evidence says what ran.
 
-Each framework runs in a process of its own (`compilation_worker.py`).
 PyTorch's kernels are compiled into an empty folder: one train step and one prediction of a tiny
-CNN. What needs no C++ compiler runs with "aot_eager".
+CNN. More of what is compiled, of models of others, stands in test_any_model.py.
 """
 
 from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from importlib import import_module
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from bench.harness.machine import compiler
-from tests import workers
-from tests.kit.parity import check
+from bench.harness.plan import Work
+from bench.train_step import bench_compilation as bench
+from shared.specs import TASKS
+from shared.weights import init_weights
+from tests.frameworks import apart
+from tests.train_step import steps
+from tests.train_step.steps import CNN
 
+FRAMEWORKS = ("pt", "tf")
+MODELS = "steps"
 BAR = 1e-5  # of a CNN
 BOOKKEEPING = {"clone", "copy_", "detach", "new_empty_strided", "ones_like"}
-
+TASK = replace(TASKS["digits-cnn"], model=CNN, recipe=replace(steps.RECIPE, learning_rate=0.01))
+PT, TF = pytest.mark.only("pt"), pytest.mark.only("tf")
 needs_compiler = pytest.mark.skipif(not compiler(), reason="torch.compile needs a C++ compiler")
+COMPILED = [PT, needs_compiler]
 
 
 @pytest.fixture(scope="module")
-def evidence():
-    """What each worker found: {"pt": {scenario: ...}, ...}."""
-    return workers.run("train_step.compilation_worker", ("pt", "tf"), without_compiler)
+def operators(impl):
+    return import_module(f"{impl.__name__}.kit.operators")
 
 
-def without_compiler(name):
-    return ["no-compiler"] if name == "pt" and not compiler() else []
+@pytest.fixture(scope="module")
+def old(impl, framework):
+    """The kit's TorchScript, or its `fit`."""
+    return import_module(f"{impl.__name__}.kit.{'torchscript' if framework == 'pt' else 'fitting'}")
 
 
-@pytest.fixture(params=["pt", "tf"])
-def found(request, evidence):
-    return evidence[request.param]
+@pytest.fixture(scope="module")
+def reset(models):
+    """Forgets what was compiled; a tf.function keeps its traces to itself."""
+
+    def reset():
+        if hasattr(models, "torch"):
+            models.torch.compiler.reset()
+            models.torch._dynamo.utils.counters.clear()
+
+    return reset
 
 
-@pytest.fixture
-def pt(evidence):
-    return evidence["pt"]
+@pytest.fixture(scope="module")
+def trained(kit, technique, operators, reset):
+    """`trained(name)`: five steps, what one more ran, and traces after each; "": of the baseline.
+
+    And after another batch size, but for PyTorch's compiled steps.
+    """
+
+    @functools.cache
+    def trained(name):
+        reset()
+        make = getattr(technique, f"{name}_train_step") if name else None
+        prepared = steps.prepare(kit, CNN, make, recipe=TASK.recipe)
+        stream = steps.batches(kit, CNN, 5)
+        losses = steps.losses_of(kit, prepared, stream)
+        weights, traces = steps.weights_of(kit, prepared.model), []
+        traces.append(kit.runtime.trace_count(prepared.step))
+        ran = operators.executed_graphs(prepared.step, *stream[0]) if name else None
+        traces.append(kit.runtime.trace_count(prepared.step))
+        if name == "graph":
+            steps.losses_of(kit, prepared, steps.batches(kit, CNN, 1, 5))
+            traces.append(kit.runtime.trace_count(prepared.step))
+        return SimpleNamespace(losses=losses, weights=weights, ran=ran, traces=traces)
+
+    return trained
 
 
-@pytest.fixture
-def tf(evidence):
-    return evidence["tf"]
-
-
-def arrays(step):
-    """Losses and weights of a step, to be compared by the project's bars."""
-    weights = {name: np.array(value) for name, value in step["weights"].items()}
-    return weights | {"losses": np.array(step["losses"])}
-
-
-# The same work --------------------------------------------------------------------------------
+# The same work -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("framework", "name"),
+    "name",
     [
-        ("pt", "eager"),
-        ("pt", "graph"),
-        pytest.param("pt", "compiled", marks=needs_compiler),
-        pytest.param("pt", "fullgraph", marks=needs_compiler),
-        ("tf", "eager"),
-        ("tf", "graph"),
-        ("tf", "compiled"),
-        ("tf", "compiled_model"),
+        *("eager", "graph"),
+        pytest.param("compiled", marks=COMPILED),
+        pytest.param("fullgraph", marks=COMPILED),  # its kernels are those of "compiled"
+        pytest.param("compiled", marks=TF),
+        pytest.param("compiled_model", marks=TF),
     ],
 )
-def test_five_steps_equal_the_baselines_of_both_sides(evidence, framework, name):
-    """Losses, weights and BatchNorm's statistics, against the own baseline and the twin's."""
-    steps = evidence[framework]["steps"]
-    twin = {"pt": "tf", "tf": "pt"}[framework]
-    check(arrays(steps[name]), arrays(steps["baseline"]), BAR)
-    theirs = arrays(evidence[twin]["steps"]["baseline"])
-    ours = arrays(steps[name])
-    variance = {n for n in ours if n.endswith(".variance")}  # Keras 3 keeps a biased one
-    check(
-        {n: v for n, v in ours.items() if n not in variance},
-        {n: v for n, v in theirs.items() if n not in variance},
-        BAR,
-    )
-    assert steps[name]["losses"][0] > steps[name]["losses"][-1]
+def test_five_steps_equal_the_baselines_of_both_sides(framework, trained, agrees, name):
+    """Losses, weights and BatchNorm's statistics; evidence traces nothing, nor do steady steps."""
+    ours, baseline = trained(name), trained("")
+    assert apart(ours.losses, baseline.losses) < BAR
+    assert steps.farthest(ours.weights, baseline.weights) < BAR
+    # Keras 3 keeps a biased variance.
+    arrays = {n: v for n, v in ours.weights.items() if not n.endswith(".variance")}
+    if name in ("eager", "graph"):
+        agrees(f"five steps, {name}", {"losses": ours.losses} | arrays, BAR)
+    if name == {"pt": "eager", "tf": "graph"}[framework]:
+        assert ours.losses == baseline.losses
+    before, after, *other = ours.traces
+    if name == "eager":
+        assert (before, after, ours.ran["graphs"]) == (None, None, 0)
+    else:
+        assert before == after > 0
+    assert not other or other[0] > after  # another shape shows
 
 
-def test_uncompiled_steps_are_the_baseline_to_the_last_bit(found):
-    steps = found["steps"]
-    same = "eager" if found.framework == "pt" else "graph"
-    assert steps[same]["losses"] == steps["baseline"]["losses"]
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        *(("eager", (8, 5)), ("graph", (8, 5))),
+        # A second size would cost another run of the C++ compiler.
+        pytest.param("compiled", (8,), marks=COMPILED),
+        pytest.param("compiled", (8, 5), marks=TF),
+    ],
+)
+def test_predictions_equal_the_kits_for_any_batch_size(
+    kit, framework, technique, operators, reset, name, sizes
+):
+    reset()
+    prepared = steps.prepare(kit, CNN)
+    steps.losses_of(kit, prepared, steps.batches(kit, CNN, 3))
+    before = steps.weights_of(kit, prepared.model)
+    exact = kit.training.make_predict(prepared.model)
+    predict = getattr(technique, f"{name}_predict")(prepared.model)
+    for size in sizes:
+        ((x, _),) = steps.batches(kit, CNN, 1, size)
+        error = np.abs(np.asarray(predict(x)) - np.asarray(exact(x))).max()
+        assert error < 1e-5
+        assert name != "graph" or error == 0.0
+    ran = operators.executed_graphs(predict, steps.batches(kit, CNN)[0][0])
+    if name == "graph":
+        assert (ran["graphs"], ran["compiled"]) == (1, 0)
+        assert ran["outside"][{"pt": "convolution", "tf": "Conv2D"}[framework]] == 2
+    elif name == "compiled":
+        assert (ran["graphs"], ran["compiled"]) == (1, 1)
+        assert framework == "tf" or ran["outside"] == {}
+    assert steps.same(before, steps.weights_of(kit, prepared.model))
 
 
-def test_predictions_equal_the_kits_for_any_batch_size(found):
-    predictions = dict(found["predictions"])
-    assert predictions.pop("kept")
-    assert predictions.keys() >= {"eager", "graph"}
-    for name, prediction in predictions.items():
-        assert max(prediction["errors"]) < 1e-5, name
-    assert predictions["graph"]["errors"] == [0.0, 0.0]
+# What ran ----------------------------------------------------------------------------------------
 
 
-# What ran -------------------------------------------------------------------------------------
-
-
-def test_eager_steps_run_no_graph(found):
-    steps = found["steps"]
-    assert steps["eager"]["ran"]["graphs"] == 0
-    assert steps["eager"]["traces"] == [None, None]
-
-
-def test_captured_steps_run_graphs_and_compile_none(found):
-    ran = found["steps"]["graph"]["ran"]
+def test_captured_steps_run_graphs_and_compile_none(framework, trained):
+    ran = trained("graph").ran
     # PyTorch: forward and loss, backward, update, and the loss that is detached.
-    assert ran["graphs"] == {"pt": 4, "tf": 1}[found.framework]
-    assert ran["compiled"] == 0
-    forward, backward = {
+    assert (ran["graphs"], ran["compiled"]) == ({"pt": 4, "tf": 1}[framework], 0)
+    for operator in {
         "pt": ("convolution", "convolution_backward"),
         "tf": ("Conv2D", "Conv2DBackpropFilter"),
-    }[found.framework]
-    assert ran["outside"][forward] == ran["outside"][backward] == 2
-    predicted = found["predictions"]["graph"]["ran"]
-    assert (predicted["graphs"], predicted["compiled"]) == (1, 0)
-    assert predicted["outside"][forward] == 2
+    }[framework]:
+        assert ran["outside"][operator] == 2
 
 
+@PT
 @needs_compiler
 @pytest.mark.parametrize("name", ["compiled", "fullgraph"])
-def test_pt_compiled_steps_leave_bookkeeping_alone_outside(pt, name):
-    ran = pt["steps"][name]["ran"]
+def test_compiled_steps_of_pytorch_leave_bookkeeping_alone_outside(trained, name):
+    ran = trained(name).ran
     assert ran["graphs"] == ran["compiled"] == 3  # forward and loss, backward, update
     assert ran["outside"].keys() <= BOOKKEEPING
-    broken_at_backward = any("backward" in reason for reason in ran["breaks"])
-    assert broken_at_backward == (name == "compiled")
+    assert any("backward" in reason for reason in ran["breaks"]) == (name == "compiled")
 
 
+@PT
 @needs_compiler
-def test_pt_compiled_predictions_are_one_graph(pt):
-    ran = pt["predictions"]["compiled"]["ran"]
-    assert (ran["graphs"], ran["compiled"], ran["outside"]) == (1, 1, {})
+def test_what_is_left_to_eager_is_named_and_no_fault(impl, technique, models, reset):
+    torch = models.torch
 
+    class Recurrent(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm, self.head = torch.nn.LSTM(3, 2), torch.nn.Linear(2, 2)
 
-@needs_compiler
-def test_pt_what_is_left_to_eager_is_named_and_no_fault(pt):
-    found, reason = pt["in_part"]
+        def forward(self, x):
+            return torch.tanh(self.head(self.lstm(x)[0]))
+
+    reset()
+    predict = technique.compiled_predict(Recurrent())
+    work = SimpleNamespace(mode="predict", variant="compiled")
+    prepared = SimpleNamespace(predict=predict, loop=None)
+    ran, reason = bench.took_effect(impl, work, prepared, (torch.randn(4, 5, 3),))
     assert reason is None
-    assert found["compiled"] > 0
-    assert "lstm" in found["not_compiled"]
+    assert ran["compiled"] > 0
+    assert "lstm" in ran["not_compiled"]
 
 
-def test_tf_xla_takes_the_whole_step_or_the_model_alone(tf):
-    steps = tf["steps"]
-    whole, alone = steps["compiled"]["ran"], steps["compiled_model"]["ran"]
+@TF
+def test_xla_takes_the_whole_step_or_the_model_alone(kit, technique, operators, trained):
+    whole, alone = trained("compiled").ran, trained("compiled_model").ran
     assert (whole["graphs"], whole["compiled"], whole["outside"]) == (1, 1, {})
     assert (alone["graphs"], alone["compiled"]) == (3, 2)  # the step; forward and backward
     assert "SparseSoftmaxCrossEntropyWithLogits" in alone["outside"]
     assert not [name for name in alone["outside"] if "Conv" in name or "MatMul" in name]
-    assert tf["predictions"]["compiled"]["ran"]["compiled"] == 1
+    # A model that was compiled is so in any step.
+    prepared = steps.prepare(
+        kit,
+        CNN,
+        lambda model, *rest: kit.training.make_train_step(technique.apply_compile(model), *rest),
+        recipe=TASK.recipe,
+    )
+    stream = steps.batches(kit, CNN, 5)
+    assert apart(steps.losses_of(kit, prepared, stream), trained("").losses) < BAR
+    assert operators.executed_graphs(prepared.step, *stream[0])["compiled"] == 2
 
 
-def test_evidence_traces_nothing_and_steady_steps_neither(found):
-    for name, step in found["steps"].items():
-        if name not in ("baseline", "eager"):
-            before, after = step["traces"][:2]
-            assert before == after > 0, name
+@TF
+def test_xla_draws_other_masks_of_the_same_share(models):
+    masks = []
+    for settings in ({}, {}, {"jit_compile": True}):
+        models.keras.utils.set_random_seed(0)
+        layer = models.layers.Dropout(0.5)
+        draw = models.tf.function(lambda x, layer=layer: layer(x, training=True), **settings)
+        masks.append(np.array(draw(models.tf.ones((40, 50)))) > 0)
+    assert np.array_equal(masks[0], masks[1])
+    assert 0.4 < (masks[0] != masks[2]).mean() < 0.6
+    assert masks[2].mean() == pytest.approx(0.5, abs=0.05)
 
 
-def test_another_shape_shows_in_the_trace_count(found):
-    _, steady, other = found["steps"]["graph"]["traces"]
-    assert steady < other
+@PT
+def test_a_graph_break_in_the_model_shows_and_fullgraph_refuses_it(
+    technique, models, operators, reset, trained
+):
+    torch = models.torch
+
+    class Branching(torch.nn.Linear):
+        def forward(self, x):
+            x = super().forward(x)
+            return x + 1 if x.sum() > 1e9 else x
+
+    x, y, said = torch.ones(16, 4), torch.zeros(16, 3), "Data-dependent branching"
+    reset()
+    model = Branching(4, 3)
+    step = technique.graph_train_step(model, models.descent(model), models.squares)
+    ran, whole = operators.executed_graphs(step, x, y), trained("graph").ran
+    assert ran["graphs"] > whole["graphs"]
+    assert said in ran["breaks"]
+    assert said not in whole["breaks"]
+    reset()
+    model = Branching(4, 3)
+    step = technique.fullgraph_train_step(model, models.descent(model), models.squares)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=said):
+        step(x, y)
+    assert model.weight.grad is None  # it stopped before the backward pass
 
 
-def test_pt_a_graph_break_in_the_model_shows_and_fullgraph_refuses_it(pt):
-    broken = pt["broken"]
-    assert broken["graph"]["graphs"] > pt["steps"]["graph"]["ran"]["graphs"]
-    assert "Data-dependent branching" in broken["graph"]["breaks"]
-    assert "Data-dependent branching" not in pt["steps"]["graph"]["ran"]["breaks"]
-    assert broken["fullgraph"].startswith("Unsupported: Data-dependent branching")
-    assert all(broken["gradients"])  # it stopped before the backward pass
+@TF
+@pytest.mark.parametrize("name", ["graph", "compiled"])
+def test_what_xla_cannot_compile_raises_before_the_update(technique, models, name):
+    """Python in the model's graph: it runs captured."""
+    tf = models.tf
 
+    class OnTheHost(models.layers.Layer):
+        def call(self, x):
+            return tf.reshape(tf.py_function(lambda v: v, [x], tf.float32), (-1, 3))
 
-def test_tf_what_xla_cannot_compile_raises_before_the_update(tf):
-    tried = tf["not_compilable"]
-    assert tried["graph"] == {"error": None, "moved": True}
-    assert "Detected unsupported operations" in tried["compiled"]["error"]
-    assert not tried["compiled"]["moved"]
-
-
-# The benchmark's verdict ----------------------------------------------------------------------
-
-
-def test_variants_take_effect_or_say_why_not(found):
-    evidence = found["evidence"]
-    ran = {k: v for k, v in evidence.items() if " was not" not in k and v[0] != "UNSUPPORTED"}
-    assert {name: reason for name, (_, reason) in ran.items() if reason} == {}
-    refused = {name: v[1] for name, v in evidence.items() if v[0] == "UNSUPPORTED"}
-    if found.framework == "pt":
-        assert {"baseline/train", "torchscript_trace/train", "torchscript_trace/predict"} <= set(
-            ran
-        )
-        assert ran["torchscript_trace/train"][0]["torchscript"] == "TopLevelTracedModule"
-        assert set(refused) == {"torchscript_script/train", "torchscript_script/predict"}
-        for reason in refused.values():
-            assert reason.startswith("TorchScript refuses the model: ")
+    model = models.keras.Sequential([models.dense(), OnTheHost()])
+    x, y = tf.ones((16, 4)), tf.zeros((16, 3))
+    model(x)
+    before = model.get_weights()
+    step = getattr(technique, f"{name}_train_step")(model, models.descent(model), models.squares)
+    if name == "graph":
+        step(x, y)
+        assert not np.array_equal(model.get_weights()[0], before[0])
     else:
-        trained = {f"{name}/train" for name in ("baseline", "eager", "compiled")}
-        assert trained | {"fit/train", "fit_steps_per_execution/train"} <= set(ran)
-        assert set(refused) == {"fit/predict", "fit_steps_per_execution/predict"}
-        assert ran["fit_steps_per_execution/train"][0]["calls"] == 2
-        assert ran["fit_steps_per_execution/train"][0]["steps"] == 20
+        with pytest.raises(tf.errors.InvalidArgumentError, match="Detected unsupported operations"):
+            step(x, y)
+        assert all(map(np.array_equal, model.get_weights(), before))
 
 
-def test_what_did_not_happen_is_not_applied(found):
-    planted = {k: v for k, v in found["evidence"].items() if " was not" in k}
-    assert len(planted) == 6
-    for name, reason in planted.items():
-        assert "was asked for, but a call ran" in reason, name
+# The benchmark's verdict -------------------------------------------------------------------------
 
 
-# Models that are not ours ---------------------------------------------------------------------
+@pytest.mark.parametrize("mode", ["train", "predict"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "baseline",
+        *(
+            pytest.param(name, marks=PT, id=name)
+            for name in ("torchscript_trace", "torchscript_script")
+        ),
+        *(
+            pytest.param(name, marks=TF, id=name)
+            for name in ("eager", "compiled", "fit", "fit_steps_per_execution")
+        ),
+    ],
+)
+def test_variants_take_effect_or_say_why_not(impl, kit, framework, reset, name, mode):
+    (variant,) = (
+        variant
+        for variant in bench.TECHNIQUE.variants
+        if variant.name == name and framework in variant.frameworks
+    )
+    reset()
+    (batch,) = steps.batches(kit, CNN)
+    work = Work(TASK, name, variant.settings, 8, init_weights(CNN, 1), mode)
+    if name == "torchscript_script" or ("fit" in name and mode == "predict"):
+        # Our own CNN looks its layers up by name.
+        refused = "TorchScript refuses the model: " if framework == "pt" else ""
+        with pytest.raises(NotImplementedError, match=refused):
+            bench.prepare(impl, work)
+        return
+    prepared = bench.prepare(impl, work)
+    ran, reason = bench.took_effect(impl, work, prepared, batch)
+    assert reason is None
+    if name == "torchscript_trace" and mode == "train":
+        assert ran["torchscript"] == "TopLevelTracedModule"
+    if name == "fit_steps_per_execution":
+        assert (ran["calls"], ran["steps"]) == (2, 20)
+    if name == "baseline":  # what did not happen is not applied
+        other = {"pt": "graph_only", "tf": "eager"}[framework]
+        for wrong in ("compiled", "model_alone", other):
+            _, reason = bench.took_effect(impl, replace(work, variant=wrong), prepared, batch)
+            assert "was asked for, but a call ran" in reason
 
 
-def test_pt_torchscript_does_the_same_and_leaves_no_mark(pt):
-    found = pt["torchscript"]
-    plain = found.pop("plain")
-    types = {"traced": "TopLevelTracedModule", "scripted": "RecursiveScriptModule"}
-    for name, kind in types.items():
-        assert found[name]["type"] == kind
-        assert found[name]["marks"] == plain["marks"]
-        for what in ("losses", "mean", "weight"):
-            assert found[name][what] == pytest.approx(plain[what], rel=1e-5, abs=1e-7)
+# TorchScript -------------------------------------------------------------------------------------
 
 
-def test_pt_tracing_leaves_a_buffer_that_the_model_replaces(pt):
-    assert pt["replacing"] == 0.0
+@PT
+def test_torchscript_does_the_same_and_leaves_no_mark(kit, technique, models, old):
+    """Losses of a traced and a scripted model with BatchNorm, and the statistics after it."""
+    torch, nn, rows = models.torch, models.torch.nn, []
+    x, y = torch.linspace(-1.0, 1.0, 288).reshape(8, 1, 6, 6), torch.arange(8) % 3
+    for change, kind in (
+        (lambda model: model, "Sequential"),
+        (lambda model: old.traced_model(model, x), "TopLevelTracedModule"),
+        (old.scripted_model, "RecursiveScriptModule"),
+    ):
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)
+        )
+        used = change(model)
+        assert type(used).__name__ == kind
+        assert int(model[1].num_batches_tracked) == model[1].running_mean.sum() == 0
+        step = technique.eager_train_step(used, models.descent(used), kit.training.cross_entropy)
+        losses = [step(x, y).item() for _ in range(5)]
+        rows.append([losses, models.numpy(model[1].running_mean), models.numpy(model[0].weight)])
+    for row in rows[1:]:
+        assert max(apart(a, b) for a, b in zip(row, rows[0], strict=True)) < BAR
 
 
-# fit ------------------------------------------------------------------------------------------
+@PT
+def test_tracing_leaves_a_buffer_that_the_model_replaces(models, old):
+    torch = models.torch
+
+    class Counting(torch.nn.Linear):
+        def __init__(self):
+            super().__init__(3, 2)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls = self.calls + 1
+            return super().forward(x)
+
+    model = Counting()
+    old.traced_model(model, torch.zeros(1, 3))
+    assert model.calls == 0
 
 
-def test_tf_fit_trains_on_each_batch_once(tf):
-    fit = tf["fit"]
-    for size, calls, steps in (("1", 6, 6), ("4", 3, 12)):
-        assert fit[size]["losses"] == pytest.approx(fit["baseline"], rel=1e-6)
-        assert (fit[size]["calls"], fit[size]["steps"]) == (calls, steps)
-        assert fit[size]["single_seconds"] == 0.0
-        assert 0 < fit[size]["seconds"] < 60
-        assert fit[size]["jit_compile"] is False  # what "auto" is on a CPU
-    assert fit["none"].startswith("ValueError: steps_per_execution must be at least 1")
-    assert fit["one of two"].startswith("NotImplementedError: `fit` of Keras 3 has a loss for each")
+# fit ---------------------------------------------------------------------------------------------
 
 
-# Bad input ------------------------------------------------------------------------------------
+@TF
+@pytest.mark.parametrize(("size", "calls", "count"), [(1, 6, 6), (4, 3, 12)])
+def test_fit_trains_on_each_batch_once(kit, old, trained, size, calls, count):
+    prepared, stream = steps.prepare(kit, CNN, recipe=TASK.recipe), steps.batches(kit, CNN, 6)
+    arguments = prepared.model, prepared.optimizer, kit.training.cross_entropy
+    loop = old.fit_loop(*arguments, steps_per_execution=size)
+    losses = [loop([batch])[1] for batch in stream[:5]]
+    assert apart(losses, trained("").losses) < 1e-6
+    before = int(prepared.optimizer.iterations)
+    seconds, _ = loop(stream)
+    assert seconds > 0
+    assert int(prepared.optimizer.iterations) - before == count
+    assert loop(stream[:1])[0] == 0.0  # of one batch there is no time
+    loop(stream)
+    assert loop.calls() == calls
+    assert prepared.model.jit_compile is False  # what "auto" is on a CPU
 
 
-def test_pt_bad_modes_get_one_clear_line_and_change_nothing(pt):
-    refusals = pt["refusals"]
-    for name in ("compiled_train_step", "compiled_model_train_step", "compiled_predict"):
-        assert refusals[name].startswith("ValueError: unknown mode 'fastest': choose one of def")
-        assert "\n" not in refusals[name]
-    assert refusals["modes"] == [None] * 4
-    assert refusals["unchanged"]
+@TF
+def test_fit_refuses_what_it_cannot_do(kit, models, old):
+    with pytest.raises(ValueError, match="steps_per_execution must be at least 1"):
+        old.fit_loop(models.dense(), models.descent(None), models.squares, steps_per_execution=0)
+    keras, inputs = models.keras, models.keras.Input((4,))
+    two = keras.Model(inputs, [models.layers.Dense(2)(inputs) for _ in range(2)])
+    loop = old.fit_loop(two, models.descent(two), lambda output, y: output[0][0, 0])
+    with pytest.raises(NotImplementedError, match="`fit` of Keras 3 has a loss for each"):
+        loop([(models.tf.ones((3, 4)), models.tf.ones((3, 2)))])
 
 
-def test_pt_torchscript_refuses_what_it_cannot_read(pt):
-    refusals = pt["refusals"]
-    # Our own CNN looks its layers up by name.
-    refusal = "TorchScript refuses the model: getattr's second argument must be a string literal"
-    assert refusals["scripted"] == f"NotImplementedError: {refusal}"
-    assert refusals["traced"] is None
+# Bad input ---------------------------------------------------------------------------------------
 
 
-def test_tf_a_model_that_was_compiled_is_so_in_any_step(tf):
-    plain, compiled = (tf["applied"][name] for name in ("plain", "compiled"))
-    assert (plain["programs"], compiled["programs"]) == (0, 2)  # forward and backward
-    assert compiled["losses"] == pytest.approx(plain["losses"], rel=BAR)
+@PT
+def test_bad_modes_are_refused(technique, models):
+    model = models.dense()
+    arguments = model, models.descent(model), models.squares
+    for name in ("compiled_train_step", "compiled_model_train_step"):
+        with pytest.raises(ValueError, match="unknown mode 'fastest': choose one of def"):
+            getattr(technique, name)(*arguments, mode="fastest")
+    with pytest.raises(ValueError, match="unknown mode 'fastest': choose one of def"):
+        technique.compiled_predict(model, mode="fastest")
+    for mode in ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"):
+        technique.compiled_train_step(*arguments, mode=mode)
 
 
-def test_tf_a_model_without_variables_is_refused(tf):
-    for name, message in tf["unbuilt"].items():
-        assert message.startswith("ValueError: the model has no variables yet"), name
+@TF
+@pytest.mark.parametrize("name", ["eager", "graph", "compiled", "compiled_model"])
+def test_a_model_without_variables_is_refused(technique, models, name):
+    make, model = getattr(technique, f"{name}_train_step"), models.unbuilt()
+    with pytest.raises(ValueError, match="the model has no variables yet"):
+        make(model, models.descent(model), models.squares)
