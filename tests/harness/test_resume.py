@@ -301,7 +301,7 @@ def test_wherever_a_run_ends_it_is_taken_up_as_if_it_had_not(
     Where the process was killed, it did not write what it was at: a technique's training.
     """
     every, amount = undisturbed.done, undisturbed.amount
-    for stop_at in range(4 * killed, len(every), max(11, len(every) // 6)):
+    for stop_at in range(4 * killed, len(every), 11 if amount is AMOUNT else len(every) // 3):
         folder = tmp_path / f"after {stop_at}"
         before = made_up(stop_at=stop_at)
         interrupted = stop(folder, before, amount)
