@@ -40,7 +40,7 @@ def undisturbed(samples: list[float]) -> float:
 
 def block_times(samples: dict[str, list[float]]) -> dict[str, float]:
     """The log time of each contender of one block of a match, from their samples by round."""
-    return {name: log(undisturbed(own)) for name, own in samples.items()}
+    return {name: log(undisturbed(rounds)) for name, rounds in samples.items()}
 
 
 @dataclass
@@ -129,8 +129,8 @@ def fit(samples: Samples) -> Fit:
     fitted = Fit()
     places = {
         (block, match)
-        for own in samples.values()
-        for match, blocks in own.items()
+        for matches in samples.values()
+        for match, blocks in matches.items()
         for block in blocks
     }
     for block in sorted({block for block, _ in places}):
@@ -138,23 +138,23 @@ def fit(samples: Samples) -> Fit:
         shifts: dict[int, list[float]] = {}
         for match in sorted(match for other, match in places if other == block):
             played = {
-                name: own[match][block]
-                for name, own in samples.items()
-                if own.get(match, {}).get(block)
+                name: matches[match][block]
+                for name, matches in samples.items()
+                if matches.get(match, {}).get(block)
             }
             if played:
                 group, shift = _join(times, groups, block_times(played))
                 shifts.setdefault(group, []).append(shift)
-        fitted.levels[block] = {group: float(np.median(own)) for group, own in shifts.items()}
+        fitted.levels[block] = {group: float(np.median(each)) for group, each in shifts.items()}
     fitted.pooled = _pooled(fitted.blocks)
     return fitted
 
 
 def fit_of(blocks: list[dict[str, float]]) -> Fit:
     """The fit of blocks whose log times are known, each of one match."""
-    found = {number: dict(times) for number, times in enumerate(blocks)}
-    groups = {number: dict.fromkeys(times, 0) for number, times in found.items()}
-    return Fit(found, groups, _pooled(found))
+    by_number = {number: dict(times) for number, times in enumerate(blocks)}
+    groups = {number: dict.fromkeys(times, 0) for number, times in by_number.items()}
+    return Fit(by_number, groups, _pooled(by_number))
 
 
 def _join(
@@ -192,5 +192,5 @@ def _least_squares(blocks: dict[int, dict[str, float]], names: list[str]) -> dic
     for number, (row, column) in enumerate(cells):
         design[number, column] = design[number, len(names) + row] = 1
     design[-1, len(names) :] = 1
-    found = np.linalg.lstsq(design, np.array([*values, 0.0]), rcond=None)[0]
-    return dict(zip(names, found[: len(names)].tolist(), strict=True))
+    levels = np.linalg.lstsq(design, np.array([*values, 0.0]), rcond=None)[0]
+    return dict(zip(names, levels[: len(names)].tolist(), strict=True))

@@ -90,8 +90,8 @@ def _ratio(fit: Fit, pair: Pair, reached: dict[int, _Look]) -> Ratio | None:
     if not reached:
         return Ratio(exp(mean), None, None, len(values), None)
     wide = narrow = reached_verdict = decided = None
-    for look, found in reached.items():
-        wide, narrow = _both(wide, found.wide), _both(narrow, found.narrow)
+    for look, intervals in reached.items():
+        wide, narrow = _both(wide, intervals.wide), _both(narrow, intervals.narrow)
         if decided is None:
             reached_verdict = verdict(wide, narrow)
             decided = look if reached_verdict in DECIDED else None

@@ -118,7 +118,7 @@ def summed(parts: list[tuple[float, float]]) -> tuple[float, float]:
     """
     variance = sum(part for part, _ in parts)
     # Without any scatter an interval has no width, whatever the degrees of freedom.
-    freedom = variance**2 / sum(part**2 / own for part, own in parts) if variance else 1.0
+    freedom = variance**2 / sum(part**2 / degrees for part, degrees in parts) if variance else 1.0
     return variance**0.5, freedom
 
 
