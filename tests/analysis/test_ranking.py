@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bench.analysis.questions import (
-    Cost,
-    answers,
-    path,
-    priorities,
-    remedies,
-)
+from bench.analysis.questions import Cost, answers, path, priorities, remedies
 from bench.analysis.ranking import GOALS, Limits, beaten, rank, works
 from bench.analysis.table import BATCH, GAINED, MEMORY, RATE, SIZE, STEPS, TIME, Figure
-from bench.record import AccuracyDifference, Certificate, Metric
+from bench.record import Certificate, Metric
 from tests import records
 from tests.records import find_case, planted, whole_run, with_case
 
@@ -111,8 +105,7 @@ def test_frameworks_whose_models_are_no_twins_are_not_put_into_one_order(verdict
     run = planted(row(time=GAIN), row(time=GAIN, framework="tf"))
     pair = [find_case(run, f"{side}/base") for side in ("pt", "tf")]
     between = records.comparison(*pair, 0.8, 0.7, 0.9, kind="framework", verdict=verdict)
-    facts = run.tasks["digits-cnn"]
-    facts = type(facts)(metric="accuracy", margin=1.0, parity=1e-5, paired=paired)
+    facts = run.tasks["digits-cnn"].but(paired=paired)
     run = run.but(comparisons=[*run.comparisons, between], tasks={"digits-cnn": facts})
     assert sorted(work.apart for work in works(run)) == apart
     (answer,) = [each for each in answers(run) if each.goal.figure == TIME]
@@ -635,8 +628,5 @@ def test_less_than_its_own_baseline_is_no_remedy_where_another_plain_row_takes_l
     assert left(run, "memory size") == []
 
 
-def test_trained_differences_without_an_interval_show_nothing():
-    run = trained(("decay", 2.0))
-    assert ranked(run, "accuracy").best.is_baseline
-    once = AccuracyDifference(mean=2.0)
-    assert find_case(run, "/decay").accuracy.difference.mean == once.mean
+def test_points_without_an_interval_show_nothing():
+    assert ranked(trained(("decay", 2.0)), "accuracy").best.is_baseline
