@@ -2,8 +2,7 @@
 
 A run is a whole training in a process of its own, with the rungs that it is given. It is a probe
 of the harness (`bench.harness.isolated_measurements.probes`), `probe(impl, work, batches)` of the
-ladder's module,
-whose settings are `rungs` and what `materialise` returns.
+ladder's module, whose settings are `rungs` and what `materialise` returns.
 """
 
 from __future__ import annotations
