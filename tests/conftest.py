@@ -47,7 +47,7 @@ TOGETHER = (
     "ladders/",
 )
 # Fixtures of a module in which the harness measures time or what others do to it.
-MEASURING = {"harness/test_harness.py": {"faults", "planted"}}
+MEASURING = {"harness/test_harness.py": {"faults"}}
 MEASURING |= {
     f"diagnosis/test_{name}.py": {"timed_evidence"}
     for name in ("bottleneck", "memory_growth", "profiling")

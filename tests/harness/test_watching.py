@@ -5,11 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.analysis import cases
 from bench.harness import watching
 from bench.harness.watching import EVERY, Watch
-from bench.record import Metric
-from tests import records
 from tests.harness.fake_impl.kit.runtime import Clock
 
 STEPS = 10 * EVERY
@@ -71,17 +68,3 @@ def test_the_fluctuation_is_that_about_a_trend():
     assert found["loss_fluctuation"] == pytest.approx(0.1, rel=0.05)
     calm = watched([0] * 4000, list(trend), 90, True)
     assert calm["loss_fluctuation"] < 0.001
-
-
-def test_a_figure_is_the_mean_over_seeds_with_its_interval_or_none_where_one_missed():
-    def seen(*steps):
-        seeds = [{"steps_to_target": Metric(value=each, unit="steps")} for each in steps]
-        row = records.case(trained_metrics=seeds)
-        return cases._seen_in_training(row, ())["steps_to_target"]
-
-    figure, missed = seen(100, 120, 140), seen(100, None, 140)
-    assert figure.value == 120
-    assert figure.samples == [100, 120, 140]
-    half = 4.302653 * 20 / 3**0.5  # Student's t of two degrees of freedom
-    assert figure.ci == pytest.approx((120 - half, 120 + half), rel=1e-5)
-    assert (missed.value, missed.unit, missed.ci, missed.samples) == (None, "steps", None, None)
