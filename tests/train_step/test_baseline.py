@@ -1,32 +1,39 @@
-"""The hand-written loops and fit do the kit's work: the same losses from the same weights.
-
-Each framework runs in a process of its own (`baseline_worker.py`).
-"""
+"""The hand-written loops and fit do the kit's work: the same losses from the same weights."""
 
 import pytest
 
-from tests import workers
+from tests.frameworks import apart
+from tests.train_step import steps
+from tests.train_step.steps import CNN
 
-SIDES = ("pt", "tf")
+FRAMEWORKS = ("pt", "tf")
+MODELS = "steps"
 
 
 @pytest.fixture(scope="module")
-def evidence():
-    return workers.run("train_step.baseline_worker", SIDES)
+def built(kit):
+    def built():
+        prepared = steps.prepare(kit, CNN)
+        return prepared.model, prepared.optimizer
+
+    return built
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_hand_written_step_does_the_work_of_the_kit(evidence, side):
-    losses = evidence[side]
-    assert losses["hand_written"] == pytest.approx(losses["kit"], rel=1e-6)
-    assert losses["kit"][0] != pytest.approx(losses["kit"][-1], rel=1e-3)  # it trains
+def test_the_hand_written_step_and_fit_do_the_work_of_the_kit(kit, framework, technique, built):
+    stream, prepared = steps.batches(kit, CNN, 6), steps.prepare(kit, CNN)
+    losses = steps.losses_of(kit, prepared, stream)
+    assert losses[0] != pytest.approx(losses[-1], rel=1e-3)  # it trains
+    prepared.step = technique.make_hand_written_step(*built())
+    assert apart(steps.losses_of(kit, prepared, stream), losses) < 1e-6
+    if framework == "tf":
+        seconds, mean = technique.make_fit_loop(*built())(stream)
+        assert mean == pytest.approx(sum(losses) / 6, rel=1e-5)
+        assert seconds > 0
 
 
-def test_tf_fit_does_the_work_of_the_kit(evidence):
-    losses = evidence["tf"]
-    assert losses["fit"] == pytest.approx(sum(losses["kit"]) / 6, rel=1e-5)
-    assert losses["fit_seconds"] > 0
-
-
-def test_tf_hand_written_step_refuses_an_optimizer_that_expects_a_scaled_loss(evidence):
-    assert evidence["tf"]["a scaled loss"].startswith("a scaled loss: this is the step in float32")
+@pytest.mark.only("tf")
+def test_the_hand_written_step_refuses_an_optimizer_that_expects_a_scaled_loss(
+    technique, models, built
+):
+    with pytest.raises(NotImplementedError, match="a scaled loss: this is the step in float32"):
+        technique.make_hand_written_step(built()[0], models.scaling()[0])

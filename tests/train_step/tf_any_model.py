@@ -49,20 +49,13 @@ def cross_entropy(logits, y):
 # Models ------------------------------------------------------------------------------------------
 
 
-def normalized(drop=KERAS_3):
-    """Adapted Normalization, GELU, dropout, and L2 on weights and activities."""
-    norm, inputs = layers.Normalization(), keras.Input((4,))
-    norm.adapt(5.0 + 3.0 * values(4, seed=3))
-    x = layers.Dense(6, activation="gelu", kernel_regularizer=keras.regularizers.L2(0.1))
-    x = x(norm(inputs))
-    x = layers.Dropout(0.3)(x) if drop else x
-    outputs = layers.Dense(2, name="head", activity_regularizer=keras.regularizers.L2(0.1))(x)
-    return keras.Model(inputs, outputs), values(4), values(2, seed=1), mean_squares
-
-
 def regularized():
-    """The same without dropout, whose masks depend on the dtype."""
-    return normalized(drop=False)
+    """Adapted Normalization, GELU, and L2 on weights and activities."""
+    norm, inputs, given = layers.Normalization(), keras.Input((4,)), keras.regularizers.L2(0.1)
+    norm.adapt(5.0 + 3.0 * values(4, seed=3))
+    x = layers.Dense(6, activation="gelu", kernel_regularizer=given)(norm(inputs))
+    outputs = layers.Dense(2, activity_regularizer=given)(x)
+    return keras.Model(inputs, outputs), values(4), values(2, seed=1), mean_squares
 
 
 def sequence():
@@ -130,25 +123,6 @@ def subclassed():
     return model, x, values(3, seed=1), mean_squares
 
 
-class Several(keras.Model):
-    """`call` takes several arguments, one of them optional."""
-
-    def __init__(self):
-        super().__init__()
-        self.left, self.right = layers.Dense(3), layers.Dense(3)
-
-    def call(self, left, right, scale=None, training=None):
-        output = self.left(left) + self.right(right)
-        return output if scale is None else output * scale
-
-
-def several_by_name():
-    x = {"left": values(3), "right": values(4), "scale": values(1)}
-    model = Several()
-    model(**x)
-    return model, x, values(3, seed=1), mean_squares
-
-
 class Everything(keras.Model):
     """What steps treat each in a way of their own, at once.
 
@@ -207,13 +181,13 @@ def made(name):
 
 def plain(model, optimizer, loss_fn):
     """The step of TensorFlow's guides; x is unpacked by hand where it has to be."""
-    several = isinstance(model, Several | Everything)
+    several = isinstance(model, Everything)
 
     @tf.function(jit_compile=False)
     def step(x, y):
         with tf.GradientTape() as tape:
             output = model(**x, training=True) if several else model(x, training=True)
-            loss = loss_fn(output, y) + sum(model.losses)
+            loss = tf.add_n([loss_fn(output, y), *model.losses])
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
@@ -260,7 +234,7 @@ STEPS = {
     "bfloat16": (mixed_precision.make_train_step, ()),
     "eager": (compilation.eager_train_step, KEY),
     "xla": (compilation.compiled_train_step, WHOLE),
-    "xla model": (xla_model, ("list_model_of_a_tuple", "several_by_name")),
+    "xla model": (xla_model, ("list_model_of_a_tuple", *WHOLE)),
     "xla blocks": (with_settings(xla_model, blocks=BLOCKS), ("branches",)),
     "parts": (with_settings(accumulate, micro_batches=3), WHOLE),
     "2 parts": (with_settings(accumulate, micro_batches=2), ()),
@@ -272,7 +246,6 @@ STEPS = {
     "stacking": (stacked, KEY),
     "stacking parts": (with_settings(stacked, micro_batches=2), WHOLE),
     "stacking compiled": (with_settings(stacked, micro_batches=2, compiled=True), WHOLE),
-    "recomputed": (recomputed, ("normalized",)),
 }
 
 
