@@ -110,7 +110,10 @@ class Peer:
 
     def reply(self, timeout: float, kind: type) -> wire.Reply:
         """Wait for the answer to the last request, which is of a type."""
-        return wire.receive(self._connection, wire.Reply[kind], timeout)
+        reply = wire.receive(self._connection, wire.Reply[kind], timeout)
+        if reply == wire.Reply():
+            raise wire.Foreign("it is empty")
+        return reply
 
     def close(self) -> None:
         """Hang up; the process ends by itself."""

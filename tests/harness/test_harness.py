@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client
+from multiprocessing.connection import Client, Pipe
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -715,6 +715,23 @@ def test_an_answer_that_nobody_waited_for_is_not_taken_for_another(started, monk
         with pytest.raises(KeyboardInterrupt):
             started.fork(KEY, "second")
     assert first.stop(kill=True) == "ended with its parent"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *('{"answer": {"steps": "many", "empty_s": 0.0}}', '{"answer": {"steps": 3}}'),
+        *('{"answer": null}', "{}", "[]", '{"answer":'),
+    ],
+)
+def test_an_answer_that_is_damaged_or_of_another_kind_is_one_line(monkeypatch, text):
+    monkeypatch.setattr(processes, "_kill", lambda pid: None)
+    ours, theirs = Pipe()
+    asked = processes.Worker(KEY, processes.Peer(ours, pid=0), lambda: "ended")
+    theirs.send_bytes(text.encode())
+    with pytest.raises(Failed, match="the worker's answer to warm can't be read: ") as failed:
+        asked.ask(1, "warm")
+    assert "\n" not in str(failed.value)
 
 
 def test_workers_end_with_what_they_started(started, digits):
