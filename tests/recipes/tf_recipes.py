@@ -85,7 +85,7 @@ def trained_output(model, x):
 
 def fill(model, value):
     for variable in model.weights:
-        variable.assign(tf.fill(variable.shape, value))
+        variable.assign(tf.cast(tf.fill(variable.shape, value), variable.dtype))
 
 
 def linear(kernel):
