@@ -46,7 +46,7 @@ class UserModel:
     def __init__(self, make: Callable, *, has_logits: bool = False):
         self.make, self.has_logits = make, has_logits
         self.example = None
-        self._loss, self._reads_model = None, False
+        self._loss, self._reads_model, self._builds = None, False, 0
         self._owners = WeakTensorKeyDictionary()  # parameter -> its model, for a loss that reads it
         self._optimizers: WeakKeyDictionary = WeakKeyDictionary()
         self._remade: Callable | None = None  # holds no parameters, so that a model can go
@@ -61,7 +61,7 @@ class UserModel:
                 _run(model, self.example)
         if weights is not None:
             import_weights(model, weights)
-        self._loss = loss
+        self._loss, self._builds = loss, self._builds + 1
         ours = {id(parameter) for parameter in model.parameters()}
         self._reads_model = any(id(parameter) in ours for parameter in _read_by(loss))
         if self._reads_model:
@@ -75,11 +75,14 @@ class UserModel:
     def loss(self, output, y) -> Tensor:
         """The file's loss of an output; one that reads its model, that of the model of the output.
 
-        Raises NotImplementedError where such a loss is asked for an output of another model.
+        Raises NotImplementedError where such a loss is asked for an output of another model. While
+        torch.compile traces, an output has no history: the only model that was built is its.
         """
         if self.has_logits and not hasattr(output, "logits"):
             output = Logits(first(output))
-        return (self._made_with(output) if self._owners else self._loss)(output, y)
+        if not self._reads_model or (self._builds == 1 and torch.compiler.is_compiling()):
+            return self._loss(output, y)
+        return self._made_with(output)(output, y)
 
     def _made_with(self, output) -> Callable:
         """The loss that the file made together with the model that an output is of."""

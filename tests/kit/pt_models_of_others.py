@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import sys
+import types
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -102,6 +105,52 @@ def penalties_of_the_model_that_is_trained(folder):
 def penalty_of_another_model(folder):
     own = user_model.UserModel(with_penalty)
     own.loss(copy.deepcopy(own.build())(torch.zeros(4, 3)), torch.zeros(4, 1))
+
+
+def graph_of_a_loss(make):
+    own = user_model.UserModel(make)
+    model, x, y = own.build(), torch.ones(4, 3), torch.zeros(4, 1)
+    graph = torch.compile(lambda x, y: own.loss(model(x), y), fullgraph=True, backend="eager")
+    return graph(x, y).detach(), own.loss(model(x), y).detach()
+
+
+def one_graph_with_a_penalty(folder):
+    return graph_of_a_loss(with_penalty)
+
+
+def one_graph_with_a_plain_loss(folder):
+    return graph_of_a_loss(lambda: (nn.Linear(3, 1), nn.functional.mse_loss))
+
+
+class Balanced(nn.Linear):
+    """Leaves what its loss reads, which a file of it does not."""
+
+    def forward(self, x):
+        output = super().forward(x)
+        self.balance = output.sum()
+        return output
+
+
+def with_balance() -> tuple:
+    model = Balanced(3, 1)
+    return model, lambda output, y: (output - y).square().mean() + model.balance
+
+
+def loss_of_a_prediction_by_a_file_of_a_model_whose_loss_reads_it(folder):
+    own = user_model.UserModel(with_balance)
+    own.build()
+    output = torch.full((4, 1), 3.0)  # as a file gives it
+    return own.prediction_loss(output, torch.zeros(4, 1)), 9.0
+
+
+def keras_model_of_pytorch(folder):
+    class Layer(nn.Module):
+        """As Keras's are on its backend PyTorch."""
+
+    backend = types.SimpleNamespace(backend=lambda: "torch")
+    keras = types.SimpleNamespace(Layer=Layer, config=backend)
+    with mock.patch.dict(sys.modules, keras=keras):
+        user_model.UserModel(lambda: (nn.Sequential(Layer()), nn.functional.mse_loss)).build()
 
 
 # TorchScript within a model ----------------------------------------------------------------------

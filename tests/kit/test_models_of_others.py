@@ -28,6 +28,9 @@ RIGHT = rows(
     ["rounded_weights_of_inputs_changed_in_place"],
     ["two_predictions_of_a_model_that_clamps_its_input"],
     ["penalties_of_the_model_that_is_trained"],
+    ["one_graph_with_a_penalty"],
+    ["one_graph_with_a_plain_loss"],
+    ["loss_of_a_prediction_by_a_file_of_a_model_whose_loss_reads_it"],
     ["pruned_model_around_torchscript"],
     ["recomputed_block_around_torchscript"],
     ["decay_of_embeddings_within_torchscript"],
@@ -59,6 +62,7 @@ def test_works(models, tmp_path, trait):
 REFUSED = rows(
     "pt",
     ["try_of_inputs_changed_in_place", "in place"],
+    ["keras_model_of_pytorch", r"^this is a Keras model on PyTorch: give it as tensorflow\(\)"],
     ["penalty_of_another_model", "reads the model that it was made with"],
     ["one_update_of_scripted_statistics", "TorchScript, whose momentum is a constant"],
     ["fresh_scripted_statistics", "TorchScript, whose momentum is a constant"],
