@@ -1,9 +1,4 @@
-"""Train steps in a loop of one's own: plain, with a technique by hand, with its piece.
-
-python -m tests.train_step.loops_pt prints the weights that each trains to, as JSON.
-"""
-
-import json
+"""Train steps in a loop of one's own: plain, with a technique by hand, with its piece."""
 
 import torch
 import torch.nn.functional as F
@@ -144,19 +139,11 @@ def gradient_clipping_with_piece(model, optimizer, loss_fn):
     return step
 
 
-def main() -> None:
-    found = {}
-    for name, make in globals().copy().items():
-        if not name.endswith(("_by_hand", "_with_piece")):
-            continue
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
-        step = make(model, torch.optim.SGD(model.parameters(), lr=0.1), F.cross_entropy)
-        x, y = torch.randn(10, 6), torch.randint(0, 3, (10,))
-        losses = [float(step(x, y)) for _ in range(3)]
-        found[name] = losses + nn.utils.parameters_to_vector(model.parameters()).tolist()
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
+def train(make) -> list[float]:
+    """Three losses of a step, and the weights after them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+    step = make(model, torch.optim.SGD(model.parameters(), lr=0.1), F.cross_entropy)
+    x, y = torch.randn(10, 6), torch.randint(0, 3, (10,))
+    losses = [float(step(x, y)) for _ in range(3)]
+    return losses + nn.utils.parameters_to_vector(model.parameters()).tolist()

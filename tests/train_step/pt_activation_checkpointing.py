@@ -166,12 +166,10 @@ class Added(nn.Linear):
         return y.tanh()
 
 
-IN_PLACE = {
+WRITING = {  # the first three into a product
     "gru": lambda: nn.GRU(4, 4),
     "silu": lambda: nn.Sequential(nn.Linear(4, 4), nn.SiLU(inplace=True)),
     "added": lambda: Added(4, 4),
-}
-KEPT = {
     "relu": lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True)),
     "tanh": lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh()),
 }

@@ -294,7 +294,7 @@ def test_without_gradients_all_runs_as_before(technique, models):
 def test_products_that_are_changed_in_place_are_refused_seen_by_torch_or_not(
     technique, models, name
 ):
-    model = models.torch.nn.ModuleList([models.IN_PLACE[name]()])
+    model = models.torch.nn.ModuleList([models.WRITING[name]()])
     apply(technique, model, save_products=True)
     with pytest.raises(NotImplementedError, match="save_products: block '0' changes a"):
         model[0](models.torch.ones(2, 3, 4, requires_grad=True))
@@ -303,7 +303,7 @@ def test_products_that_are_changed_in_place_are_refused_seen_by_torch_or_not(
 @PT
 @pytest.mark.parametrize("name", ["relu", "tanh"])
 def test_kept_products_run_backward_once(technique, models, name):
-    model = models.torch.nn.ModuleList([models.KEPT[name]()])
+    model = models.torch.nn.ModuleList([models.WRITING[name]()])
     apply(technique, model, save_products=True)
     loss = model[0](models.torch.ones(2, 3, 4, requires_grad=True)).square().sum()
     loss.backward(retain_graph=True)

@@ -52,7 +52,7 @@ def test_a_step_of_pytorch_equals_plain_code_or_is_refused(models, name, kind):
     [
         *kinds(("kit", "xla", "xla blocks", "parts", "loosely", "guard", "each"), TF),
         *kinds(("stacking", "stacking parts", "stacking compiled"), TF),
-        *kinds(("float32", "eager", "xla model", "recomputed"), KERAS_3),
+        *kinds(("float32", "eager", "xla model"), KERAS_3),
     ],
 )
 def test_a_step_of_keras_equals_plain_code(models, name):
@@ -282,7 +282,6 @@ PT_REFUSALS = [
         "accumulated statistics: SyncB",
     ),
     (lambda m: attentive(m.stacked, m, micro_batches=2)(*packed(m)), "hold a PackedSequence"),
-    (lambda m: attentive(m.accumulate, m, micro_batches=2)(*packed(m)), "hold a PackedSequence"),
     (
         lambda m: m.compilation.compiled_model_train_step(
             m.foreign.Deep(1), None, None, blocks="blocks.0, layer*"
@@ -391,12 +390,6 @@ def test_the_mixins_loss_of_an_epoch_is_that_of_keras(models):
         model.compile(models.descent(model), "mse")
         losses += model.fit(x, y, batch_size=8, shuffle=False, verbose=0).history["loss"]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-
-
-@KERAS_3
-def test_recomputation_in_fit_changes_nothing(models):
-    apply = partial(models.apply_checkpointing, blocks="head")
-    assert models.far(models.of_fit("normalized", apply), models.of_fit("normalized")) < BAR
 
 
 @KERAS_3

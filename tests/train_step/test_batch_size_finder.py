@@ -242,17 +242,19 @@ def test_a_trial_that_fails_stops_the_search_with_one_line(pt, name, size, kind,
 
 
 @linux
-def test_budgets_that_cannot_be_met(pt):
-    with pytest.raises(ValueError, match=r"batch size 1 takes 2[12],.* than the budget of 10,485"):
-        pt.find_batch_size(trial("affine"), budget_bytes=10 * MB)
-    with pytest.raises(ValueError, match="is more than the machine has free"):
-        pt.find_batch_size(trial("affine"), budget_bytes=1 << 50)
-
-
-@linux
-def test_an_unknown_module_is_told(pt):
-    with pytest.raises(ValueError, match="No module named 'nowhere'"):
-        pt.find_batch_size("nowhere:step", budget_bytes=60 * MB)
+@pytest.mark.parametrize(
+    ("make_trial", "budget", "said"),
+    [
+        ("affine", 10 * MB, r"batch size 1 takes 2[12],.* than the budget of 10,485"),
+        ("affine", 1 << 50, "is more than the machine has free"),
+        ("nowhere:step", 60 * MB, "No module named 'nowhere'"),
+    ],
+)
+def test_what_cannot_be_tried_is_told(pt, make_trial, budget, said):
+    with pytest.raises(ValueError, match=said):
+        pt.find_batch_size(
+            make_trial if ":" in make_trial else trial(make_trial), budget_bytes=budget
+        )
 
 
 @linux

@@ -19,6 +19,7 @@ from tests.train_step import steps
 from tests.train_step.steps import CNN, GPT, gradients, statistics, weighted
 
 FRAMEWORKS = ("pt", *workers.keras())
+MODELS = "steps"
 PT, KERAS_3 = pytest.mark.only("pt"), pytest.mark.only("tf")
 BARS = {CNN: 1e-5, GPT: 1e-4}  # the parity of the tasks with such models
 PARTS = ((0, 3), (3, 6), (6, 10))  # of ten samples

@@ -1,200 +1,261 @@
 """Images really are read in the format asked for, with the same results, and bad input is refused.
 
-Each framework runs in a process of its own (`memory_format_worker.py`), tf_keras in a third.
+TensorFlow's own CPU kernels may refuse channels_first, so that XLA runs it here.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
 from shared.specs import TASKS, layers
+from shared.weights import init_weights
 from tests import workers
+from tests.frameworks import apart
+from tests.train_step import steps
 
-SIDES = ("pt", *workers.keras())
-KERAS = workers.keras()
-CNN, RESNET = "digits-cnn", "digits-resnet20"
-# As the worker has them: a ResNet of one block a stage.
-MODELS = {CNN: TASKS[CNN].model, RESNET: replace(TASKS[RESNET].model, blocks_per_stage=1)}
-DEFAULT = {"pt": "channels_first", "tf": "channels_last", "tf_keras": "channels_last"}
+FRAMEWORKS = ("pt", *workers.keras())
+PT, TF = pytest.mark.only("pt"), pytest.mark.only("tf", "tf_keras")
+CNN = TASKS["digits-cnn"].model
+# A block of each kind: the others are the same layers.
+RESNET = replace(TASKS["digits-resnet20"].model, blocks_per_stage=1)
+FIRST, LAST = "channels_first", "channels_last"
 
 
 @pytest.fixture(scope="module")
-def evidence():
-    """What each worker found: {"pt": {scenario: ...}, ...}."""
-    return workers.run("train_step.memory_format_worker", SIDES)
+def prepare(kit, technique):
+    """`prepare(spec, format)`: a model, its converting step and prediction."""
 
-
-def difference(one, other):
-    return max(abs(a / b - 1) for a, b in zip(one, other, strict=True))
-
-
-# Both frameworks ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("side", SIDES)
-def test_the_default_format_is_the_baseline_to_the_last_bit(evidence, side):
-    losses = evidence[side]["losses"]
-    assert losses["default"] == losses["baseline"]
-    assert losses["baseline"][-1] != losses["baseline"][0]
-
-
-@pytest.mark.parametrize("side", SIDES)
-def test_channels_last_trains_alike_in_all(evidence, side):
-    losses = evidence[side]["losses"]["channels_last"]
-    for other in SIDES:
-        for name in ("baseline", "channels_last"):
-            assert difference(losses, evidence[other]["losses"][name]) < TASKS[CNN].parity
-
-
-@pytest.mark.parametrize("side", SIDES)
-def test_convolutions_run_in_the_format(evidence, side):
-    found = evidence[side]["formats"]
-    for given, wanted in (
-        (f"{CNN} None", DEFAULT[side]),
-        (f"{CNN} {DEFAULT[side]}", DEFAULT[side]),
-        (f"{CNN} channels_last", "channels_last"),
-        (f"{RESNET} channels_last", "channels_last"),
-    ):
-        training, predicting = found[given]
-        assert set(training) == set(predicting) == {wanted}, given
-        assert training[wanted] >= predicting[wanted]
-
-
-def test_every_convolution_is_seen(evidence):
-    """PyTorch: what each reads and writes, but for the one channel of the first one's input."""
-    for task in (CNN, RESNET):
-        number = len(layers(MODELS[task])) - 1
-        training, predicting = evidence["pt"]["formats"][f"{task} channels_last"]
-        assert training == predicting == {"channels_last": 2 * number - 1}
-        # TensorFlow: forward, and backward twice, but for the first one's input.
-        for side in KERAS:
-            training, predicting = evidence[side]["formats"][f"{task} channels_last"]
-            assert predicting == {"channels_last": number}
-            assert training == {"channels_last": 3 * number - 1}
-
-
-@pytest.mark.parametrize("side", SIDES)
-def test_bad_settings_get_one_clear_line_and_change_nothing(evidence, side):
-    found = evidence[side]["unknown"]
-    for name in ("apply", "convert"):
-        assert found[name].startswith("ValueError: unknown memory format ")
-        assert found[name].endswith(("channels_last, channels_first", "channels_first"))
-    assert found["flat"].startswith("ValueError: the model has no ")
-    assert found["kept"]
-
-
-# PyTorch --------------------------------------------------------------------------------------
-
-
-def test_pt_an_optimizer_from_before_goes_on(evidence):
-    found = evidence["pt"]["optimizer_from_before"]
-    assert found["same"]
-    assert found["state"]
-    expected = evidence["pt"]["losses"]["channels_last"][:3]
-    assert difference(found["losses"], expected) < TASKS[CNN].parity
-
-
-def test_pt_a_batch_of_one_channel_gets_the_strides(evidence):
-    found = evidence["pt"]["batch"]
-    assert found["last"] == [30, 1, 5, 1]
-    assert found["equal"]
-    assert not found["copied"]
-    assert found["back"] == [[30, 30, 5, 1], [30, 30, 5, 1]]
-    assert found["codes"]
-
-
-def test_pt_a_custom_model_computes_the_same(evidence):
-    found = evidence["pt"]["foreign"]
-    assert found["difference"] < 1e-5
-    assert found["formats"] == {"channels_last": 6}
-    assert found["names"]
-    assert found["hooks"] == 0
-
-
-def test_pt_the_evidence_sees_an_operator_that_breaks_the_format(evidence):
-    found = evidence["pt"]["weights_alone"]
-    assert found["channels_first"] == 1
-    assert found["channels_last"] == 3
-
-
-def test_pt_three_dimensions_are_refused(evidence):
-    found = evidence["pt"]["three_dimensional"]
-    assert found["said"].startswith("NotImplementedError: torch has no channels_last for 5-D")
-    assert found["kept"]
-
-
-# TensorFlow -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("side", KERAS)
-def test_tf_an_ordinary_model_is_returned_as_it_is(evidence, side):
-    assert evidence[side]["same_model"] is True
-
-
-@pytest.mark.parametrize("side", KERAS)
-def test_tf_channels_first_works_or_is_refused_in_the_words_of_tensorflow(evidence, side):
-    found = evidence[side]["channels_first"]
-    if found["said"] is None:  # a GPU, or a CPU on which TensorFlow uses oneDNN
-        assert found["apart"] < 1e-5
-    else:
-        assert not found["gpu"]
-        assert found["said"].startswith(
-            "NotImplementedError: no training in channels_first here: The Conv2D op"
+    def prepare(spec, memory_format=None):
+        model, convert = kit.models.build(spec, init_weights(spec, seed=1)), lambda x: x
+        if memory_format:
+            model = technique.apply_memory_format(model, memory_format=memory_format)
+            convert = partial(technique.convert_batch, memory_format=memory_format)
+        optimizer = kit.training.make_optimizer(model, steps.RECIPE)
+        step = kit.training.make_train_step(model, optimizer, kit.training.cross_entropy)
+        predict = kit.training.make_predict(model)
+        return SimpleNamespace(
+            model=model,
+            step=lambda x, y: step(convert(x), y),
+            predict=lambda x: predict(convert(x)),
         )
-        assert "NHWC" in found["said"]
-        assert "\n" not in found["said"]
+
+    return prepare
 
 
-@pytest.mark.parametrize("start", ["channels_last", "channels_first"])
-@pytest.mark.parametrize("side", KERAS)
-def test_tf_a_rebuilt_model_computes_the_same(evidence, side, start):
-    """Losses, gradients and running statistics, of images and codes, in both directions."""
-    found = evidence[side]["rebuilt"][start]
-    one, other = found["loss"]
-    assert one == pytest.approx(other, rel=1e-6)
-    assert found["difference"] < 1e-5
-    assert found["arrays"] == 12
-    assert found["names"]
-    assert found["kept"] == [start]
-    assert found["formats"] == [({"channels_last", "channels_first"} - {start}).pop()]
-    assert found["own"]
-
-
-@pytest.mark.parametrize("side", KERAS)
-def test_tf_foreign_models_compute_the_same(evidence, side):
-    found = dict(evidence[side]["foreign"])
-    if side == "tf_keras":
-        assert "TFOpLambda" in found.pop("by operators")
-    for name in found.keys() - {"lost", "no images", "no images, other"}:
-        assert found[name] < 1e-5, name
-    for name in ("no images", "no images, other"):
-        assert found[name].startswith("ValueError: the model has no 2-D layer")
-
-
-@pytest.mark.parametrize("side", KERAS)
-def test_tf_a_copy_that_computes_something_else_is_refused(evidence, side):
-    said = evidence[side]["foreign"]["lost"]
-    assert said.startswith("NotImplementedError: the copy's output differs by a relative ")
-
-
-@pytest.mark.parametrize("side", KERAS)
-def test_tf_a_sequential_model_is_rebuilt(evidence, side):
-    assert evidence[side]["sequential"] == {
-        "input": [None, 2, 6, 8],
-        "output": [None, 2],
+def test_formats_train_alike(kit, models, prepare, agrees):
+    """The default one is the baseline to the last bit."""
+    stream = steps.batches(kit, CNN, 5, 16)
+    losses = {
+        name: steps.losses_of(kit, prepare(CNN, name), stream)
+        for name in (None, models.DEFAULT, LAST)
     }
+    assert losses[models.DEFAULT] == losses[None]
+    assert apart(losses[LAST], losses[None]) < TASKS["digits-cnn"].parity
+    agrees("five steps", {"losses": losses[LAST]}, TASKS["digits-cnn"].parity)
 
 
-@pytest.mark.parametrize("side", KERAS)
-def test_tf_what_cannot_be_rebuilt_is_refused(evidence, side):
-    found = dict(evidence[side]["refusals"])
-    assert found.pop("both").startswith("ValueError: the model has layers of both formats")
-    assert "functional and Sequential models only" in found["subclassed"]
-    assert "'strange' works on axis 2, not on channels" in found.pop("axis")
-    assert "'strange' works on axis " in found["axes"]
-    for name in ("norm", "rescaling", "softmax", "reshape", "dense"):
-        assert "'strange' may depend on the order of the axes" in found[name], name
-    assert "may depend on the order of the axes" in found["nested"]
-    assert all(message.startswith("NotImplementedError: ") for message in found.values())
+@pytest.mark.parametrize(
+    ("spec", "memory_format"),
+    [
+        pytest.param(CNN, None, id="plain"),
+        pytest.param(CNN, FIRST, id=FIRST, marks=PT),
+        pytest.param(CNN, LAST, id=LAST),
+        pytest.param(RESNET, LAST, id="resnet"),
+    ],
+)
+def test_every_convolution_runs_in_the_format(kit, models, prepare, spec, memory_format):
+    prepared, ((x, y),) = prepare(spec, memory_format), steps.batches(kit, spec)
+    seen = models.operators.convolution_formats
+    training = seen(prepared.model, lambda: prepared.step(x, y))
+    predicting = seen(prepared.model, lambda: prepared.predict(x))
+    wanted = memory_format or models.DEFAULT
+    assert set(training) == set(predicting) == {wanted}
+    if wanted == LAST:
+        counts = models.counts(len(layers(spec)) - 1)
+        assert (training[LAST], predicting[LAST]) == counts
+
+
+# PyTorch -----------------------------------------------------------------------------------------
+
+
+@PT
+def test_an_optimizer_from_before_goes_on(kit, technique):
+    prepared = steps.prepare(kit, CNN)
+    before = [id(parameter) for parameter in prepared.model.parameters()]
+    assert technique.apply_memory_format(prepared.model) is prepared.model
+    assert before == [id(parameter) for parameter in prepared.model.parameters()]
+    for x, y in steps.batches(kit, CNN):
+        prepared.step(technique.convert_batch(x), y)
+    kernel = prepared.model.conv1.conv.weight
+    state = prepared.optimizer.state[kernel]["momentum_buffer"]
+    assert state.stride() == kernel.stride() != kernel.contiguous().stride()
+
+
+@PT
+def test_a_batch_of_one_channel_gets_the_strides(technique, models):
+    torch = models.torch
+    x = torch.arange(2.0 * 6 * 5).reshape(2, 1, 6, 5)
+    last = technique.convert_batch(x)
+    assert last.stride() == (30, 1, 5, 1)
+    assert torch.equal(x, last)
+    assert technique.convert_batch(last) is last
+    tree = {"images": (last, [last]), "codes": torch.arange(6).reshape(2, 3)}
+    back = technique.convert_batch(tree, memory_format=FIRST)
+    assert back["images"][0].stride() == back["images"][1][0].stride() == (30, 30, 5, 1)
+    assert back["codes"] is tree["codes"]
+
+
+@PT
+def test_a_custom_model_computes_the_same_and_keeps_its_buffers(technique, models):
+    model, torch = models.Two(), models.torch
+    x = torch.randn(4, 3, 8, 8), torch.randn(4, 3, 8, 8)
+    before, names = model(*x)["logits"].detach(), list(model.state_dict())
+    technique.apply_memory_format(model)
+    x = technique.convert_batch(x)
+    assert apart(model(*x)["logits"].detach(), before) < 1e-5
+    seen = models.operators.convolution_formats(model, lambda: model(*x))
+    assert seen == {LAST: 6}
+    assert list(model.state_dict()) == names
+    assert model.table.is_contiguous()
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+@PT
+def test_the_evidence_sees_an_operator_that_breaks_the_format(technique, models):
+    model = technique.apply_memory_format(models.Reshaping())
+    x = technique.convert_batch(models.torch.randn(2, 4, 8, 8))
+    seen = models.operators.convolution_formats(model, lambda: model(x))
+    assert seen == {FIRST: 1, LAST: 3}
+
+
+# TensorFlow --------------------------------------------------------------------------------------
+
+
+@TF
+def test_channels_first_works_or_is_refused_in_the_words_of_tensorflow(kit, technique):
+    """It works on a GPU, and on a CPU on which TensorFlow uses oneDNN."""
+    model, settings = steps.prepare(kit, CNN).model, {"memory_format": FIRST}
+    assert technique.apply_memory_format(model) is model
+    said = workers.raised(technique.apply_memory_format, model, **settings)
+    if said:
+        assert kit.runtime.device() == "CPU:0"
+        assert re.search("no training in channels_first here: The Conv2D op.*NHWC", said)
+    else:
+        copy = technique.apply_memory_format(model, **settings)
+        ((x, _),) = steps.batches(kit, CNN)
+        ours = kit.training.make_predict(copy)(technique.convert_batch(x, **settings))
+        assert apart(ours, kit.training.make_predict(model)(x)) < 1e-5
+
+
+@TF
+@pytest.mark.parametrize(("start", "other"), [(LAST, FIRST), (FIRST, LAST)])
+def test_a_rebuilt_model_computes_the_same(technique, models, start, other):
+    """Losses, gradients and running statistics, of images and codes, in both directions."""
+    model, results = models.network(start), []
+    # The steps compare more; other tests show what its own comparison finds.
+    with models.by_xla(), mock.patch.object(technique, "check_copy"):
+        copy = technique.apply_memory_format(model, memory_format=other)
+    images, codes, y = models.normal(6, 8, 10, 3), models.normal(6, 4), models.tf.range(6) % 3
+    for one, memory_format in ((model, start), (copy, other)):
+        x = technique.convert_batch([images, codes], memory_format=memory_format)
+        results.append(models.one_step(one, x, y))
+    assert len(results[0]) == 13
+    assert max(apart(a, b) for a, b in zip(*results, strict=True)) < 1e-5
+    assert (models.formats(model), models.formats(copy)) == ({start}, {other})
+    assert [v.name for v in model.weights] == [v.name for v in copy.weights]
+    assert not {id(v) for v in model.weights} & {id(v) for v in copy.weights}
+
+
+@TF
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("adapted", "sequences", "by_a_lambda"),
+        pytest.param("by_operators", marks=pytest.mark.only("tf")),
+    ],
+)
+def test_copies_of_models_that_hold_more_than_images_compute_the_same(technique, models, kind):
+    with models.by_xla():
+        assert models.difference(technique, getattr(models, kind)()) < 1e-5
+
+
+@TF
+def test_a_sequential_model_is_rebuilt(technique, models):
+    kinds = models.layers
+    parts = [kinds.Conv2D(3, 3), kinds.BatchNormalization(), kinds.GlobalAveragePooling2D()]
+    model = models.keras.Sequential([models.keras.Input((6, 8, 2)), *parts, kinds.Dense(2)])
+    with models.by_xla():
+        copy = technique.apply_memory_format(model, memory_format=FIRST)
+    assert (copy.input_shape, copy.output_shape) == ((None, 2, 6, 8), (None, 2))
+
+
+@TF
+def test_a_copy_that_computes_something_else_is_refused(technique, models):
+    lost = mock.patch.object(technique, "copy_state")
+    said = "the copy's output differs by a relative "
+    with models.by_xla(), lost, pytest.raises(NotImplementedError, match=said):
+        technique.apply_memory_format(models.pixels(), memory_format=FIRST)
+
+
+STRANGE = {"name": "strange"}
+ORDER = "'strange' may depend on the order of the axes"
+TF_REFUSALS = [
+    (lambda m: m.subclassed(), "functional and Sequential models only"),
+    (lambda m: m.over(m.layers.UnitNormalization(**STRANGE)), ORDER),
+    (lambda m: m.over(m.layers.Conv2D(2, 1, activation="softmax", **STRANGE)), ORDER),
+    (lambda m: m.over(m.layers.Reshape((72,), **STRANGE)), ORDER),
+    (lambda m: m.over(m.layers.Dense(3, **STRANGE)), ORDER),
+    (lambda m: m.over(m.layers.Rescaling([1.0, 2.0], **STRANGE)), ORDER),
+    (lambda m: m.over(m.layers.BatchNormalization(axis=2, **STRANGE)), "'strange' works on axis 2"),
+    (lambda m: m.over(m.layers.LayerNormalization((1, 3), **STRANGE)), "'strange' works on axis "),
+    (lambda m: m.nested(), "may depend on the order of the axes"),
+    (
+        lambda m: m.over(m.layers.Conv2D(2, 1, data_format=FIRST)),
+        "the model has layers of both formats",
+    ),
+    (lambda m: m.without_images(), "the model has no 2-D layer"),
+    pytest.param(lambda m: m.by_operators(), "TFOpLambda", marks=pytest.mark.only("tf_keras")),
+]
+
+
+@TF
+@pytest.mark.parametrize(("make", "message"), TF_REFUSALS)
+def test_what_cannot_be_rebuilt_is_refused(technique, models, make, message):
+    with (
+        models.by_xla(),
+        pytest.raises((ValueError, NotImplementedError), match=re.escape(message)),
+    ):
+        technique.apply_memory_format(make(models), memory_format=FIRST)
+
+
+# Both --------------------------------------------------------------------------------------------
+
+UNKNOWN = "unknown memory format "
+REFUSALS = [
+    (lambda t, m: t.apply_memory_format(m.dense(), memory_format="channels_lost"), UNKNOWN),
+    (lambda t, m: t.convert_batch(None, memory_format="NHWC"), UNKNOWN),
+    (lambda t, m: t.apply_memory_format(m.dense()), "the model has no "),
+    pytest.param(
+        lambda t, m: t.apply_memory_format(m.tabled()), "the model has no 4-D parameter", marks=PT
+    ),
+    pytest.param(
+        lambda t, m: t.apply_memory_format(m.nn.Conv3d(2, 2, 3)),
+        "torch has no channels_last for 5-D",
+        marks=PT,
+    ),
+    pytest.param(
+        lambda t, m: t.apply_memory_format(m.without_images()), "has no 2-D layer", marks=TF
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSALS)
+def test_a_refusal_says_why(technique, models, call, message):
+    with pytest.raises((ValueError, NotImplementedError), match=message):
+        call(technique, models)
