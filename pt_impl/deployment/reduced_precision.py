@@ -4,8 +4,8 @@
     output = predict(x)  # in float32
 
 What it changes: convolutions and matrix products of a prediction read and write bfloat16 or
-float16. The weights stay float32 and are cast in every call; the output is float32. Nothing of the
-model changes, so it can go on training.
+float16. The weights stay float32 and are cast in every call; the output is float32. The model can
+go on training. A layer of `keep_fp32` computes in float32 from then on, in other calls too.
 
 Its twin: `tf_impl/deployment/reduced_precision.py`.
 
