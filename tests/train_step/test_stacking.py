@@ -1,213 +1,365 @@
 """Each rung changes what it says and no result, and all of them together still train.
 
-Each framework runs in a process of its own (`stacking_worker.py`), tf_keras in a third. PyTorch's
-compiled steps run the traced graphs on its own kernels ("aot_eager").
+PyTorch's compiled steps run the traced graphs on its own kernels ("aot_eager").
 """
 
 from __future__ import annotations
 
+import functools
+import math
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
+from bench.harness.plan import Work
+from bench.train_step import bench_stacking
+from shared.specs import TASKS, CNNSpec
+from shared.weights import init_weights
 from tests import workers
-from tests.kit.parity import check
+from tests.frameworks import apart
+from tests.train_step import steps
 
-SIDES = ("pt", *workers.keras())
-TWINS = ("pt", "tf")
+FRAMEWORKS = ("pt", *workers.keras())
+PT, KERAS_3 = pytest.mark.only("pt"), pytest.mark.only("tf")
 BAR = 1e-5
 U = 2.0**-8  # the largest relative error of rounding to bfloat16
 # Rounding of the same work in another order: of float32, and of each layer's half-width results.
 BOUNDS = {"float32": BAR, "bfloat16": 2 * U, "float16": U / 4}
+SPEC = CNNSpec((16, 16, 1), ((8, 2), (16, 2)), num_classes=4)
+SHALLOW = CNNSpec((16, 16, 1), ((8, 2),), num_classes=4)
+CHANNELS_LAST = {"memory_format": "channels_last"}
+RUNGS = {
+    "neutral": {},
+    "channels_last": CHANNELS_LAST,
+    "compiled": CHANNELS_LAST | {"compiled": True},
+    "bfloat16": CHANNELS_LAST | {"dtype": "bfloat16"},
+    "micro_batches": {"micro_batches": 2},
+}
+ALL = CHANNELS_LAST | {"compiled": True, "dtype": "bfloat16", "micro_batches": 2, "max_norm": 1.0}
+# Of techniques, drawn at random; each part is traced anew.
+SETS, MOST_PARTS = (14, 4) if workers.campaign() else (7, 3)
 
 
 @pytest.fixture(scope="module")
-def evidence():
-    """What each worker found: {"pt": {scenario: ...}, ...}."""
-    return workers.run("train_step.stacking_worker", SIDES)
+def prepare(kit, technique, models):
+    """`prepare(**settings)`: a model and its step."""
+
+    def prepare(*, spec=SPEC, rate=0.02, fused=False, **settings):
+        def make(model, optimizer, loss_fn):
+            memory_format = settings.get("memory_format", "")
+            model = technique.prepare_model(model, memory_format=memory_format)
+            return technique.make_train_step(model, optimizer, loss_fn, **settings)
+
+        optimizer = functools.partial(models.sgd, rate=rate, fused=fused)
+        return steps.prepare(kit, spec, make, optimizer=optimizer)
+
+    return prepare
 
 
-def arrays(result):
-    weights = {name: np.array(values) for name, values in result["weights"].items()}
-    return weights | {"losses": np.array(result["losses"])}
+@pytest.fixture(scope="module")
+def stream(kit):
+    """Images whose brightness tells the class."""
+    random, made = np.random.default_rng(3), []
+    for _ in range(6):
+        y = random.integers(0, 4, 16)
+        x = random.normal(size=(16, 16, 16, 1)) + y[:, None, None, None]
+        made.append((x.astype(np.float32), y))
+    return kit.data.resident_batches(made)
 
 
-# Rungs ----------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def trained(kit, models, prepare, stream):
+    """`trained(rung)`: losses and weights of six steps; without a rung, of the baseline."""
+
+    @functools.cache
+    def trained(rung=None, **settings):
+        with workers.without_inductor():
+            if rung:
+                prepared = prepare(**RUNGS[rung], **settings)
+            else:
+                optimizer = functools.partial(models.sgd, rate=0.02)
+                prepared = steps.prepare(kit, SPEC, optimizer=optimizer)
+            losses = steps.losses_of(kit, prepared, stream)
+        return {"losses": losses} | steps.trainable_of(kit, prepared.model, SPEC)
+
+    return trained
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_the_neutral_step_is_the_baseline_to_the_last_bit(evidence, side):
-    rungs = evidence[side]["rungs"]
-    assert rungs["neutral"] == rungs["baseline"]
+def far(ours, theirs):
+    return max(apart(ours[name], theirs[name]) for name in theirs)
 
 
-@pytest.mark.parametrize("rung", ["channels_last", "compiled"])
-@pytest.mark.parametrize("side", SIDES)
-def test_float32_rungs_train_as_the_baseline(evidence, side, rung):
-    rungs = evidence[side]["rungs"]
-    check(arrays(rungs[rung]), arrays(rungs["baseline"]), BAR)
+# Rungs -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rung", ["baseline", "channels_last", "compiled", "micro_batches"])
-@pytest.mark.parametrize("side", workers.keras())
-def test_twins_agree_on_every_float32_rung(evidence, side, rung):
-    """Micro-batches too: BatchNorm normalises each by itself on both sides."""
-    ours, theirs = (evidence[s]["rungs"][rung] for s in (side, "pt"))
-    check(arrays(ours), arrays(theirs), BAR)
+def test_the_neutral_step_is_the_baseline_to_the_last_bit(trained):
+    assert steps.same(trained("neutral"), trained())
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_another_learning_rate_is_noticed(evidence, side):
-    rungs = evidence[side]["rungs"]
-    with pytest.raises(AssertionError, match="differ by more than"):
-        check(arrays(rungs["planted"]), arrays(rungs["baseline"]), BAR)
+@pytest.mark.parametrize("rung", ["neutral", "channels_last", "compiled"])
+def test_float32_rungs_train_as_the_baseline_and_twins_agree(trained, agrees, rung):
+    assert far(trained(rung), trained()) < BAR
+    agrees(rung, trained(rung), BAR)
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_micro_batches_with_batchnorm_are_another_computation(evidence, side):
-    rungs = evidence[side]["rungs"]
-    with pytest.raises(AssertionError, match="differ by more than"):
-        check(arrays(rungs["micro_batches"]), arrays(rungs["baseline"]), BAR)
+def test_micro_batches_agree_and_with_batchnorm_are_another_computation(trained, agrees):
+    """So is another learning rate."""
+    agrees("micro-batches", trained("micro_batches"), BAR)
+    assert far(trained("micro_batches"), trained()) > BAR
+    assert far(trained("neutral", rate=0.022), trained()) > BAR
 
 
-@pytest.mark.parametrize("side", TWINS)
-def test_bfloat16_is_float32_but_for_its_rounding(evidence, side):
+@pytest.mark.only("pt", "tf")
+def test_bfloat16_is_what_ran_and_float32_but_for_its_rounding(kit, prepare, stream, trained):
     """Three layers round their input, weight and output: nine roundings of u each at worst."""
-    rungs = evidence[side]["rungs"]
-    ours, theirs = (np.array(rungs[name]["losses"]) for name in ("bfloat16", "baseline"))
-    difference = np.abs(ours / theirs - 1).max()
+    difference = apart(trained("bfloat16")["losses"], trained()["losses"])
     assert U / 64 < difference < 9 * U
+    for rung, dtype in (("neutral", "float32"), ("bfloat16", "bfloat16")):
+        ran = kit.runtime.operator_dtypes(prepare(**RUNGS[rung]).step, *stream[0])
+        assert set(ran["convolution"]) == set(ran["matmul"]) == {dtype}
 
 
-@pytest.mark.parametrize("side", TWINS)
-def test_bfloat16_is_what_ran(evidence, side):
-    found = evidence[side]["dtypes"]
-    for kind in ("convolution", "matmul"):
-        assert set(found["neutral"][kind]) == {"float32"}
-        assert set(found["bfloat16"][kind]) == {"bfloat16"}
-
-
-# All together ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("side", TWINS)
-def test_everything_together_trains(evidence, side):
-    found = evidence[side]["everything"]
-    losses = found["losses"]
+@pytest.mark.only("pt", "tf")
+def test_everything_together_trains_compiled_in_bfloat16_over_float32(
+    kit, framework, models, prepare, stream
+):
+    with workers.without_inductor():
+        prepared = prepare(fused=framework == "pt", rate=0.1, spec=SHALLOW, **ALL)
+        losses = steps.losses_of(kit, prepared, stream * 6)
     assert np.isfinite(losses).all()
     assert np.mean(losses[-6:]) < 0.5 * np.mean(losses[:6])
-    assert found["retraced"] == 0
+    traces = kit.runtime.trace_count(prepared.step)
+    prepared.step(*stream[0])
+    assert kit.runtime.trace_count(prepared.step) == traces
+    assert models.dtypes(models.kept(prepared)) == {"float32"}
+    assert models.is_compiled_in_bfloat16(kit, prepared.step, *stream[0])
 
 
-@pytest.mark.parametrize("side", TWINS)
-def test_everything_together_is_compiled_bfloat16_over_float32(evidence, side):
-    found = evidence[side]["everything"]
-    assert found["compiled"]
-    assert found["kept"] == ["float32"]
-    if side == "pt" or not found["device"].startswith("CPU"):
-        assert set(found["dtypes"]["convolution"]) == {"bfloat16"}
-    else:
-        # What is compiled is bfloat16; XLA's CPU backend computes it in float32 where it has no
-        # kernel, and the benchmark's row says so.
-        assert found["traced"] == ["bf16"]
+# Random sets of techniques -----------------------------------------------------------------------
 
 
-# Random sets of techniques --------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def apart_from_plain(technique, models):
+    """`apart_from_plain(**settings)`: relative differences of losses and of updates."""
+
+    def three_steps(model, step):
+        before, batch = models.weights(model), models.plain_batch()
+        losses = np.array([float(step(*batch)) for _ in range(3)])
+        return losses, models.weights(model) - before
+
+    @functools.cache
+    def by_plain_code(dtype, max_norm):
+        model = models.plain_model(dtype)
+        step = models.plain_step(model, 4.0, dtype=dtype, max_norm=max_norm)
+        return three_steps(model, step)
+
+    def apart_from_plain(*, fused=False, rate=4.0, recomputed="", **settings):
+        model = models.plain_model("float32")
+        memory_format = settings.get("memory_format", "")
+        used = technique.prepare_model(model, memory_format=memory_format, recomputed=recomputed)
+        optimizer = models.sgd(used, rate, fused=fused)
+        with workers.without_inductor():
+            step = technique.make_train_step(used, optimizer, models.small_loss, **settings)
+            found = three_steps(model, step)
+        dtype, max_norm = settings.get("dtype", "float32"), settings.get("max_norm", math.inf)
+        return [apart(*pair) for pair in zip(found, by_plain_code(dtype, max_norm), strict=True)]
+
+    return apart_from_plain
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_any_set_of_techniques_is_plain_training(evidence, side):
+def test_any_set_of_techniques_is_plain_training(flavour, models, apart_from_plain):
     """Losses and updates of three steps of a model whose layers do not mix samples."""
-    found = evidence[side]["random_sets"]["sets"]
-    assert len(found) >= (10 if workers.campaign() else 6)
+    legacy, drawn = flavour == "tf_keras", []
+
+    # The same sets in each run, all of them new: none is shrunk, as the set itself says enough.
+    @hypothesis_settings(
+        max_examples=SETS,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(
+        memory_format=st.sampled_from(["", "channels_last"]),
+        recomputed=st.sampled_from([""] if legacy else ["", "body"]),
+        dtype=st.sampled_from(["float32"] if legacy else list(BOUNDS)),
+        micro_batches=st.integers(1, MOST_PARTS),
+        max_norm=st.sampled_from([math.inf, 0.2 * models.SMALL]),
+        compiled=st.booleans(),
+        fused=st.booleans() if flavour == "pt" else st.just(False),
+    )
+    def compare(**chosen):
+        if chosen not in drawn:
+            drawn.append(chosen)
+            losses, updates = apart_from_plain(**chosen)
+            assert losses < BOUNDS[chosen["dtype"]], chosen
+            assert updates < 10 * BOUNDS[chosen["dtype"]], chosen
+
+    compare()
+    assert len(drawn) >= (10 if workers.campaign() else 6)
     for name in ("memory_format", "micro_batches", "max_norm", "compiled"):
-        assert len({one["set"][name] for one in found}) > 1
-    for one in found:
-        losses, updates = one["apart"]
-        bound = BOUNDS[one["set"]["dtype"]]
-        assert losses < bound, one
-        assert updates < 10 * bound, one
+        assert len({one[name] for one in drawn}) > 1
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_a_rate_that_is_off_by_a_hundredth_would_be_seen(evidence, side):
-    _, updates = evidence[side]["random_sets"]["planted"]
-    assert updates > 100 * BOUNDS["float32"]
+def test_a_rate_that_is_off_by_a_hundredth_would_be_seen(apart_from_plain):
+    assert apart_from_plain(micro_batches=3, rate=4.04)[1] > 100 * BOUNDS["float32"]
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_a_ragged_batch_is_cut_by_its_samples(evidence, side):
-    found = evidence[side]["ragged"]
-    for parts, whole in zip(found["4"], found["1"], strict=True):
-        assert np.linalg.norm(np.subtract(parts, whole)) < BAR * np.linalg.norm(whole)
-    assert "3 samples do not fill 4 micro-batches" in found["few"]
+def test_a_ragged_batch_is_cut_by_its_samples(apart_from_plain):
+    assert max(apart_from_plain(micro_batches=4)) < BAR
 
 
-def test_tf_a_batch_in_float64_is_cut_too(evidence):
-    whole, parts = evidence["tf"]["double"]
-    assert np.allclose(parts, whole, rtol=1e-6)  # shares are float32
+@KERAS_3
+def test_a_batch_in_float64_is_cut_too(technique, models):
+    tf, losses = models.tf, []
+    x, y = models.plain_batch()
+    for parts in (1, 4):
+        models.keras.utils.set_random_seed(0)
+        layers = [models.layers.Flatten(dtype="float64"), models.layers.Dense(3, dtype="float64")]
+        model = models.keras.Sequential([models.keras.Input((6, 6, 3)), *layers])
+        optimizer = models.sgd(model, 4.0)
+        make = technique.make_train_step
+        step = make(model, optimizer, models.small_loss, micro_batches=parts)
+        losses.append([float(step(tf.cast(x, tf.float64), y)) for _ in range(3)])
+    assert apart(losses[1], losses[0]) < 1e-6  # shares are float32
 
 
-def test_tf_the_benchmark_tells_where_xla_runs_bfloat16_in_float32(evidence):
-    found = evidence["tf"]["proof"]
-    assert found["traced"] is None
-    said = "NotImplementedError: XLA runs bfloat16 layers in float32 on this device"
-    assert found["compiled"] in (None, said)
+@KERAS_3
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("traced", CHANNELS_LAST | {"dtype": "bfloat16"}), ("compiled", bench_stacking.BF16)],
+)
+def test_the_benchmark_tells_where_xla_runs_bfloat16_in_float32(impl, kit, name, settings):
+    task = replace(TASKS["digits-cnn"], model=SHALLOW)
+    work = Work(task, name, settings, 8, init_weights(SHALLOW, 0))
+    (batch,) = steps.batches(kit, SHALLOW)
+    prepared = bench_stacking.prepare(impl, work)
+    if name == "traced":
+        assert bench_stacking.took_effect(impl, work, prepared, batch)[1] is None
+    else:
+        said = workers.raised(bench_stacking.took_effect, impl, work, prepared, batch)
+        assert said is None or "XLA runs bfloat16 layers in float32 on this device" in said
 
 
-# PyTorch's own rungs --------------------------------------------------------------------------
+# PyTorch's own rungs -----------------------------------------------------------------------------
 
 
-def test_pt_channels_last_holds_from_kernel_to_optimizer(evidence):
+@PT
+def test_channels_last_holds_from_kernel_to_optimizer(technique, models):
     """The kernel, its momentum, and what the convolution read and wrote in both parts."""
-    assert evidence["pt"]["formats"] == [True] * 6
+    model, seen = models.plain_model("float32"), []
+    model.stem.register_forward_hook(lambda m, x, y: seen.extend([x[0], y]))
+    model = technique.prepare_model(model, **CHANNELS_LAST)
+    optimizer = models.sgd(model, 0.1, fused=True)
+    settings = CHANNELS_LAST | {"micro_batches": 2}
+    technique.make_train_step(model, optimizer, models.small_loss, **settings)(
+        *models.plain_batch()
+    )
+    kernel, last = model.stem.weight, models.torch.channels_last
+    tensors = [kernel, optimizer.state[kernel]["momentum_buffer"], *seen]
+    assert len(tensors) == 6
+    assert all(v.is_contiguous(memory_format=last) and not v.is_contiguous() for v in tensors)
 
 
-def test_pt_what_the_optimizer_holds_is_clipped_by_its_own_norm(evidence):
+@PT
+def test_what_the_optimizer_holds_is_clipped_by_its_own_norm(technique, models):
     """Other layers' gradients add up, and stay scaled."""
-    assert evidence["pt"]["partly"] == pytest.approx(1e-3, rel=1e-2)
+    model = models.plain_model("float16")
+    arguments = model, models.sgd(model.head, 0.0), models.small_loss
+    step = technique.make_train_step(*arguments, dtype="float16", max_norm=1e-3)
+    for _ in range(2):
+        step(*models.plain_batch())
+    norm = models.nn.utils.get_total_norm([p.grad for p in model.head.parameters()])
+    assert norm.item() == pytest.approx(1e-3, rel=1e-2)
 
 
-def test_pt_a_fused_update_is_not_compiled(evidence):
-    assert evidence["pt"]["what_is_compiled"] == {"False": True, "True": False}
+@PT
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_fused_update_is_not_compiled(prepare, fused):
+    with workers.without_inductor():
+        optimizer = prepare(fused=fused, compiled=True).optimizer
+    update = getattr(optimizer.step, "__func__", optimizer.step)
+    assert hasattr(update, "_torchdynamo_orig_callable") != fused
 
 
-# Bad input ------------------------------------------------------------------------------------
+# Bad input ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("side", TWINS)
-def test_bad_settings_get_one_clear_line_and_change_nothing(evidence, side):
-    found = dict(evidence[side]["refusals"])
-    assert found.pop("unchanged")
-    said = {
-        "dtype": "unknown dtype 'half': choose one of bfloat16, float16, float32",
-        "parts": "micro_batches must be an integer of at least 1, not 0",
-        "norm": "max_norm must be above 0 (inf does not clip), not 0.0",
-        "format": "unknown memory format 'NHWC'",
-        "blocks": "the model has no block 'blok'",
-    }
-    for name, message in found.items():
-        assert message.startswith("ValueError: ")
-        assert said[name] in message
-        assert "\n" not in message
+def make(technique, models, model=None, optimizer=None, **settings):
+    model = model or models.plain_model("float32")
+    optimizer = optimizer or models.sgd(model, 0.1)
+    return technique.make_train_step(model, optimizer, models.small_loss, **settings)
 
 
-def test_pt_models_that_do_not_fit_are_refused(evidence):
-    found = evidence["pt"]["own_refusals"]
-    assert found["deep"].startswith("NotImplementedError: torch has no channels_last for 5-D")
+def change(technique, models, **settings):
+    return technique.prepare_model(models.plain_model("float32"), **settings)
 
 
-def test_tf_models_that_do_not_fit_are_refused(evidence):
-    for side in workers.keras():
-        found = evidence[side]["own_refusals"]
-        assert found["unbuilt"].startswith("ValueError: the model has no variables yet")
-    found = evidence["tf"]["own_refusals"]
-    assert (found["bfloat16"], found["recomputed"]) == (None, None)
-    assert "master weights are float32" in found["half"]
-    assert found["factor"].startswith("ValueError: pass the optimizer itself, without")
+def few(technique, models):
+    return make(technique, models, micro_batches=4)(*models.plain_batch(3))
 
 
-@pytest.mark.campaign
-def test_tf_keras_refuses_what_it_cannot_stack(evidence):
-    found = evidence["tf_keras"]["own_refusals"]
-    assert found["bfloat16"].startswith("NotImplementedError: tf_keras cannot switch a built model")
-    assert found["recomputed"].startswith("NotImplementedError: tf_keras would draw other")
+def unbuilt(technique, models):
+    optimizer = models.keras.optimizers.SGD(0.1)
+    return technique.make_train_step(models.unbuilt(), optimizer, models.small_loss)
+
+
+KERAS = pytest.mark.only("tf", "tf_keras")
+LEGACY = pytest.mark.only("tf_keras")
+REFUSALS = [
+    (
+        lambda t, m: make(t, m, dtype="half"),
+        "unknown dtype 'half': choose one of bfloat16, float16, float32",
+    ),
+    (
+        lambda t, m: make(t, m, micro_batches=0),
+        "micro_batches must be an integer of at least 1, not 0",
+    ),
+    (
+        lambda t, m: make(t, m, max_norm=0.0),
+        "max_norm must be above 0 (inf does not clip), not 0.0",
+    ),
+    (few, "3 samples do not fill 4 micro-batches"),
+    (lambda t, m: change(t, m, memory_format="NHWC"), "unknown memory format 'NHWC'"),
+    pytest.param(
+        lambda t, m: change(t, m, recomputed="blok"),
+        "the model has no block 'blok'",
+        marks=pytest.mark.only("pt", "tf"),
+    ),
+    pytest.param(
+        lambda t, m: t.prepare_model(m.nn.Conv3d(1, 1, 1), **CHANNELS_LAST),
+        "torch has no channels_last for 5-D",
+        marks=PT,
+    ),
+    pytest.param(unbuilt, "the model has no variables yet", marks=KERAS),
+    pytest.param(
+        lambda t, m: make(t, m, m.half(), dtype="bfloat16"),
+        "master weights are float32",
+        marks=KERAS_3,
+    ),
+    pytest.param(
+        lambda t, m: make(t, m, optimizer=m.scaling()[1]),
+        "pass the optimizer itself, without",
+        marks=KERAS_3,
+    ),
+    pytest.param(
+        lambda t, m: make(t, m, dtype="bfloat16"),
+        "tf_keras cannot switch a built model",
+        marks=LEGACY,
+    ),
+    pytest.param(
+        lambda t, m: change(t, m, recomputed="body"), "tf_keras would draw other", marks=LEGACY
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSALS)
+def test_a_refusal_says_why(technique, models, call, message):
+    with pytest.raises((ValueError, NotImplementedError), match=re.escape(message)) as raised:
+        call(technique, models)
+    assert "\n" not in str(raised.value) or call is few  # TensorFlow tells where it was traced
