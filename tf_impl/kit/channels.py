@@ -197,4 +197,5 @@ def _refusal(layer) -> str | None:
 
 
 def _inputs(node) -> list:
-    return tf.nest.flatten(getattr(node, "keras_inputs", None) or node.input_tensors)
+    inputs = getattr(node, "keras_inputs", None)  # of tf_keras; an input layer has none
+    return tf.nest.flatten(node.input_tensors if inputs is None else inputs)
