@@ -14,7 +14,7 @@ from bench.diagnose import MOST_TO_TELL
 from bench.harness import machine
 from bench.harness.folders import replace_file
 from bench.harness.schedule import remedying
-from bench.record import FRAMEWORKS, Record
+from bench.record import FRAMEWORKS, Case, Record
 from bench.report.answer import perhaps, text
 from bench.report.figures import number, ratio
 from bench.report.files import OWN
@@ -41,6 +41,7 @@ UNKNOWN = (
     "file, and such rows are trained and judged by it."
 )
 MOST_NAMED = 5  # operators
+UNLIKE = 2.0  # times as long as a timed step: another one
 
 
 def write(folder: Path, record: Record, model: UserModel) -> None:
@@ -119,9 +120,8 @@ def _breakdown(record: Record, side: str) -> list[str]:
     ordered = sorted(shares.items(), key=lambda each: -each[1])
     lines = [f"{name}, a step of {number(seen['step_s'] * 1e3)} ms:"]
     lines += hanging("", ", ".join(f"{part} {share:.0%}" for part, share in ordered), WIDTH, 2)
-    others = seen.get("others") or 0.0
-    if others > MOST_TO_TELL:
-        words = f"what holds it back can't be told: other programs used {others:.0%} of the cores"
+    if doubt := _doubt(record, of[0]):
+        words = f"what holds it back can't be told: {doubt}"
         return lines + hanging("", words, WIDTH, 2) + _allocator(record, side)
     lines += hanging("", f"held back by {seen['bottleneck']}: {seen['said'][0]}", WIDTH, 2)
     measured = [
@@ -132,6 +132,25 @@ def _breakdown(record: Record, side: str) -> list[str]:
     if measured:
         lines += hanging("", f"worth trying against that: {', '.join(measured)}", WIDTH, 2)
     return lines + _allocator(record, side)
+
+
+def _doubt(record: Record, case: Case) -> str | None:
+    """Why the parts of a step tell nothing: other programs, or a step unlike those timed."""
+    seen = case.evidence
+    others = seen.get("others") or 0.0
+    if others > MOST_TO_TELL:
+        return f"other programs used {others:.0%} of the cores"
+    step_s = seen["step_s"] * (1 - seen["parts"]["waiting"])  # what is timed waits for no input
+    times = [
+        other.timing.median_s
+        for other in record.cases
+        if (other.role, other.work, other.framework) == ("baseline", case.work, case.framework)
+        and other.timing.median_s
+    ]
+    if not times or any(1 / UNLIKE < step_s / time < UNLIKE for time in times):
+        return None
+    nearest = min(times, key=lambda time: abs(time - step_s))
+    return f"where it was timed a step took {number(nearest * 1e3)} ms"
 
 
 def _may_work(record: Record, technique: str, side: str) -> bool:

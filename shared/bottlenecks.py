@@ -25,7 +25,7 @@ BOTTLENECKS = (INPUT, OVERHEAD, ARITHMETIC, BANDWIDTH, SIZE, COMMUNICATION)
 # The share of a step from which each holds it back. A healthy step has a third of its time in what
 # moves values, so that a bandwidth has to have more than half.
 LIMITS = {INPUT: 0.25, COMMUNICATION: 0.25, OVERHEAD: 0.4, BANDWIDTH: 0.5}
-SLOW = 0.03  # of the peak: products that are slower are not as they should be
+SLOW = 0.05  # of the peak: products that are slower are not as they should be
 FULL = 0.9  # of the machine's memory
 # Of a container's own control group, in either version of Linux's.
 GROUP_LIMITS = (

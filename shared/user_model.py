@@ -162,8 +162,9 @@ def function(module: ModuleType, *names: str) -> Callable:
         if hasattr(module, name):
             return getattr(module, name)
     raise BadFile(
-        f"{Path(module.__file__).name} has no {' or '.join(names)} once it is executed: the "
-        "condition that it stands under does not hold here; define it without one"
+        f"{' or '.join(names)} is not there once the file is executed: the condition that it "
+        "stands under does not hold here; define it without one, or leave its framework out with "
+        "--framework"
     )
 
 

@@ -92,6 +92,16 @@ def test_try_does_not_tell_what_holds_a_step_back_beside_other_programs(others, 
     assert ("can't be told: other programs used 62% of the cores" in said) != told
 
 
+@pytest.mark.parametrize(("ms", "told"), [(2.57, True), (3.2, True), (147.0, False), (0.95, False)])
+def test_a_step_unlike_those_that_were_timed_tells_nothing(ms, told):
+    """Its parts took 3.2 ms, a seventh of which it waited for its batch."""
+    plain = records.case("base", technique="compilation", timing=records.timed(ms / 1e3))
+    said = user_answer._breakdown(records.record([bottleneck(None), plain]), "pt")
+    text = " ".join(" ".join(said).split())
+    assert ("held back by overhead" in text) == told
+    assert ("where it was timed a step took" in text) != told
+
+
 @pytest.mark.parametrize(("status", "named"), [("FAILED", False), ("OK", True), (None, True)])
 def test_what_failed_is_not_worth_trying(status, named):
     """Nothing of it was asked for, where it has no status."""

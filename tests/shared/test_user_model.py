@@ -304,7 +304,7 @@ def test_the_first_axis_is_the_batch():
         user_model.check_size((np.zeros((8, 2)), np.zeros((3, 8))), 8, "batch")
 
 
-# Names by import *, and functions under a condition ------------------------------------------------
+# Names by import *, and functions under a condition ----------------------------------------------
 
 
 def test_names_that_come_by_a_star_are_looked_for_beside_the_file(tmp_path):
@@ -322,11 +322,11 @@ def test_a_function_under_a_condition_that_does_not_hold_is_named(tmp_path):
     assert user_model.look(path).sides == ["pt"]
     module = user_model.load(path)
     assert user_model.function(module, "pytorch", "batch") is module.batch
-    with pytest.raises(BadFile, match=r"^my_model\.py has no pytorch once it is executed: the con"):
+    with pytest.raises(BadFile, match=r"^pytorch is not there once the file is executed: the con"):
         user_model.function(module, "pytorch")
 
 
-# A loss of parts -----------------------------------------------------------------------------------
+# A loss of parts ---------------------------------------------------------------------------------
 
 
 def mean_of_samples(output, y):
