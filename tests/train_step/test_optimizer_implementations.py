@@ -204,7 +204,8 @@ def test_the_compiled_optimizer_updates_the_variables_that_it_is_given(technique
     for make in (technique.for_loop_optimizer, technique.compiled_optimizer):
         frozen = models.dense(4, 4)
         frozen.trainable = False
-        model = models.keras.Sequential([models.dense(4, 4), frozen, models.dense(4, 4)])
+        parts = [models.keras.Input((4,)), models.dense(4, 4), frozen, models.dense(4, 4)]
+        model = models.keras.Sequential(parts)
         optimizer = make(model, learning_rate=0.05, eps=1e-3)
         for variables in (model.trainable_variables[::-1], model.trainable_variables[2:]):
             filled = [(tf.fill(v.shape, 1.0 + place), v) for place, v in enumerate(variables)]
