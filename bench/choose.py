@@ -17,9 +17,10 @@ from math import isfinite
 from pathlib import Path
 
 from bench.analysis.ranking import GOALS, Limits, Ranking, rank, works
+from bench.analysis.reading import load
 from bench.analysis.table import TIME
 from bench.quantities import size
-from bench.record import Record, load
+from bench.record import Record
 from bench.report import parsers
 from bench.report.answer import text
 from bench.report.content import warnings

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench.analysis.claims import LEDGER, judge, load_ledger
 from bench.analysis.families import families
-from bench.record import load
+from bench.analysis.reading import load
 from bench.report import parsers
 from bench.report.claims import data, page, text
 from bench.report.replace import put

@@ -26,8 +26,9 @@ from pathlib import Path
 from statistics import fmean
 
 from bench.analysis.accuracy import difference
+from bench.analysis.reading import load
 from bench.analysis.verdicts import Ratio, compare_runs
-from bench.record import DIFFERENT, FRAMEWORKS, Case, Comparison, Record, load
+from bench.record import DIFFERENT, FRAMEWORKS, Case, Comparison, Record
 from bench.report import parsers
 from bench.report.blocks import Table, of_figures, of_words
 from bench.report.content import machine_words, run_line

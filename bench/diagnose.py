@@ -26,11 +26,12 @@ from itertools import chain
 from pathlib import Path
 
 from bench.analysis.questions import Remedy, remedies
+from bench.analysis.reading import load, results_file
 from bench.analysis.table import level
 from bench.harness import machine
 from bench.harness.schedule import remedying
 from bench.harness.worker import ending
-from bench.record import FRAMEWORKS, Record, load, results_file
+from bench.record import FRAMEWORKS, Record
 from bench.report import parsers
 from bench.report.answer import full_name, share
 from shared.bottlenecks import LIMITS

@@ -20,8 +20,8 @@ from typing import Any
 
 from bench.analysis.families import families
 from bench.analysis.questions import Cost, priorities
+from bench.analysis.reading import load
 from bench.docs import needed
-from bench.record import load
 from bench.report import parsers
 from bench.report.priorities import page, text
 from bench.report.replace import put

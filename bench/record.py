@@ -8,7 +8,6 @@ number out of range or a missing field is one clear line, see `decode`.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -506,41 +505,3 @@ def _check_rounds(record: Record) -> None:
                     raise ValueError(f"{place}: expected numbers")
                 if samples and rounds.setdefault((match, block), len(samples)) != len(samples):
                     raise ValueError(f"{place}: it has not as many rounds as others")
-
-
-def load(path: str | Path) -> Record:
-    """Read a record: `path` is a results.json or the folder that holds one.
-
-    Rows of older records get what their benchmark files declare today, see
-    `bench.analysis.declared`. Raises ValueError with one clear line where there is no record or
-    where it can't be read.
-    """
-    file = results_file(path)
-    try:
-        text = file.read_bytes()
-    except FileNotFoundError:
-        run = "pytest bench/ --benchmark-only"
-        raise ValueError(f"{file}: there is no record; a run writes one: {run}") from None
-    except OSError as error:
-        raise ValueError(f"{file}: cannot be read ({error.strerror})") from None
-    try:
-        record = decode(text)
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from None
-    from bench.analysis.declared import complete  # which is about the types above
-
-    return record.but(cases=list(map(complete, record.cases)))
-
-
-def results_file(path: str | Path) -> Path:
-    """`path` itself, or the results.json in it where it is a folder.
-
-    Of a folder of runs it is that of the latest. `latest` is a file with a folder's name where
-    there are no symbolic links.
-    """
-    path = Path(path)
-    if not (path / "results.json").exists() and (path / "latest").exists():
-        path = path / "latest"
-    if path.name == "latest" and path.is_file():
-        path = path.with_name(path.read_text("utf-8").strip())
-    return path / "results.json" if path.is_dir() else path

@@ -9,9 +9,10 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.analysis.reading import load, results_file
 from bench.harness import state as states
 from bench.harness.state import RunState
-from bench.record import Record, load, results_file
+from bench.record import Record
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bench.analysis.families import FAMILIES
-from bench.analysis.reading import task_of, tasks, view
+from bench.analysis.reading import load, task_of, tasks, view
 from bench.harness.plan import FRAMEWORKS, Technique, Variant, Workload
 from bench.harness.processes import ROOT
 from bench.harness.schedule import techniques
-from bench.record import Record, TaskFacts, load
+from bench.record import Record, TaskFacts
 from bench.report import charts, svg
 from bench.report.blocks import tables
 from bench.report.content import measured

@@ -19,10 +19,11 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from bench.analysis.reading import load
 from bench.harness import machine
 from bench.harness.folders import replace_file
 from bench.harness.processes import ROOT
-from bench.record import FRAMEWORKS, Record, load
+from bench.record import FRAMEWORKS, Record
 from bench.report import parsers
 from bench.report.blocks import Table, of_words
 from bench.report.figures import MISSING, number, ratio

@@ -25,12 +25,13 @@ import msgspec
 from msgspec import Struct, field
 
 from bench.analysis.ranking import NAMES, TRAIN
+from bench.analysis.reading import load
 from bench.analysis.verdicts import shown_less
 from bench.harness import machine
 from bench.harness.folders import replace_file
 from bench.harness.plan import FRAMEWORKS
 from bench.harness.processes import ROOT
-from bench.record import DIFFERENT, Record, load
+from bench.record import DIFFERENT, Record
 from bench.report import parsers
 from bench.report.blocks import Table, of_words
 from bench.report.figures import number, ratio

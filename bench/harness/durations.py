@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from bench.analysis.reading import load
 from bench.harness.plan import ROUNDS, Case
-from bench.record import Environment, Record, load
+from bench.record import Environment, Record
 
 NEWEST = 5  # records that are read
 PUBLISHED = Path(__file__).resolve().parents[2] / "docs" / "results.json"

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 from bench.analysis.analyse import analyse, raw
-from bench.record import encode, load, results_file
+from bench.analysis.reading import load, results_file
+from bench.record import encode
 from bench.report import readme
 from bench.report.files import FORMATS, write_reports
 from bench.report.replace import write_atomically

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import cache, partial
 from pathlib import Path
 
-from bench.record import load, results_file
+from bench.analysis.reading import load, results_file
 from bench.report import csv_export, page, tables
 from bench.report.content import build
 from bench.report.replace import write_atomically

@@ -30,9 +30,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from bench.analysis.bounds import LOOKS
+from bench.analysis.reading import load, results_file
 from bench.harness.folders import new_folder, replace_file
 from bench.harness.plan import EFFORT, FRAMEWORKS, SEED
-from bench.record import load, results_file
 from bench.report import parsers
 from bench.validation import (
     attacked,

@@ -25,9 +25,10 @@ from bench.analysis.claims import (
     load_ledger,
     read_ledger,
 )
+from bench.analysis.reading import load
 from bench.analysis.table import NO_ACCURACY, NOT_COMPARABLE, NOT_MEASURED, ONCE
 from bench.harness.schedule import techniques
-from bench.record import DIFFERENT, encode, load
+from bench.record import DIFFERENT, encode
 from bench.report.claims import counts, data, page, text
 from tests.records import planted, played_run, whole_run
 

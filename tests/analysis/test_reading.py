@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.analysis.reading import tasks, techniques, view
-from bench.record import Timing, results_file
+from bench.analysis.reading import results_file, tasks, techniques, view
+from bench.record import Timing
 from tests.records import case, comparison, planted
 
 GAIN = (0.6, 0.58, 0.62)

@@ -12,6 +12,7 @@ from scipy import stats
 
 from bench.analysis.declared import complete, of_row
 from bench.analysis.families import families, family_of
+from bench.analysis.reading import load
 from bench.analysis.table import (
     BATCH,
     CALIBRATE,
@@ -37,7 +38,7 @@ from bench.analysis.table import (
 )
 from bench.compression import bench_combinations
 from bench.harness.schedule import techniques
-from bench.record import AccuracyDifference, Metric, Price, load
+from bench.record import AccuracyDifference, Metric, Price
 from bench.train_step import bench_compilation
 from tests import records
 from tests.records import find_case, planted, with_case

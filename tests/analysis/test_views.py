@@ -22,9 +22,10 @@ from bench import priorities as priorities_command
 from bench.analysis import questions
 from bench.analysis.questions import REMEDIES, answers, remedies
 from bench.analysis.ranking import GOALS, Limits, rank, works
+from bench.analysis.reading import load
 from bench.analysis.table import GAINED, MEMORY, RATE, SIZE, TIME, Table
 from bench.harness.schedule import techniques
-from bench.record import FRAMEWORKS, encode, load
+from bench.record import FRAMEWORKS, encode
 from bench.report import advised, content, page, readme
 from bench.report.answer import decision_table, full_name, lines, share, text, why
 from bench.report.figures import number

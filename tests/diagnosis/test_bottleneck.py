@@ -13,9 +13,10 @@ import pytest
 
 from bench import diagnose as command
 from bench.analysis.questions import REMEDIES, remedies
+from bench.analysis.reading import load
 from bench.analysis.table import TIME
 from bench.harness.schedule import techniques
-from bench.record import encode, load
+from bench.record import Attempt, encode
 from shared.bottlenecks import BOTTLENECKS, diagnose
 from shared.profiles import Breakdown, Operator
 from tests.records import whole_run
@@ -278,6 +279,8 @@ def test_a_users_file_is_diagnosed_from_the_command_line(tmp_path, capsys, monke
         return done
 
     monkeypatch.setattr(command.subprocess, "run", run)
+    quiet = SimpleNamespace(stop=lambda: Attempt(others=0.0))
+    monkeypatch.setattr(command.machine, "Watch", lambda: quiet)
     path = tmp_path / "model.py"
     path.with_name("beside.py").write_text("SIZE = 4\n")
     path.write_text(f"from beside import SIZE\n{MODEL}")

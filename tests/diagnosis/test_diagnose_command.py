@@ -10,8 +10,9 @@ import pytest
 
 from bench import diagnose as command
 from bench.analysis.questions import remedies
+from bench.analysis.reading import load
 from bench.harness import machine
-from bench.record import Attempt, load
+from bench.record import Attempt
 from shared.bottlenecks import diagnose
 from shared.profiles import Breakdown, Operator
 from tests.workers import ROOT

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import psutil
 
-from bench.record import load
+from bench.analysis.reading import load
 from tests import workers
 
 ROOT = Path(__file__).resolve().parents[2]

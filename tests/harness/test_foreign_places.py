@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.record import encode, load
+from bench.analysis.reading import load
+from bench.record import encode
 from shared import cgroups
 from tests import records, workers
 from tests.harness import command_line

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from bench.analysis.analyse import analyse, raw
+from bench.analysis.reading import load
 from bench.harness import folders, record
 from bench.harness.answers import ColdStart, Configured
 from bench.harness.folders import new_folder
@@ -26,7 +27,7 @@ from bench.harness.recorder import Recorder
 from bench.harness.schedule import Plan
 from bench.harness.selection import cases_of
 from bench.harness.state import RunState
-from bench.record import Artifact, Conditions, Metric, encode, load
+from bench.record import Artifact, Conditions, Metric, encode
 from shared.specs import TASKS, train_step_flops
 from tests.harness.runs import state_of
 from tests.records import as_read, find_case, find_comparison

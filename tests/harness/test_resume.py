@@ -17,6 +17,7 @@ import pytest
 from msgspec import structs, to_builtins
 
 from bench.analysis.cases import LIFETIMES
+from bench.analysis.reading import load
 from bench.harness import conditions, executor, isolated_measurements, remaining, run, state
 from bench.harness.answers import ColdStart, Configured, Described, Probed, Proof
 from bench.harness.conditions import OtherConditions
@@ -29,7 +30,7 @@ from bench.harness.run import Run, Settings
 from bench.harness.schedule import Plan
 from bench.harness.scheduler import WRITING_S
 from bench.harness.selection import cases_of
-from bench.record import Metric, encode, load
+from bench.record import Metric, encode
 from tests.harness import command_line
 from tests.harness.command_line import ROOT, blocks, interrupt
 from tests.harness.fake_plugin import HOLD

@@ -21,9 +21,10 @@ from _pytest._io import TerminalWriter
 
 from bench import choose, conftest, resume, try_model, user_answer, user_code, user_task
 from bench.analysis.ranking import TRAIN
+from bench.analysis.reading import load
 from bench.harness import machine
 from bench.harness.schedule import techniques
-from bench.record import Timing, load
+from bench.record import Timing
 from bench.user_task import OF_A_FAMILY, UserModel, left_out
 from shared import user_model
 from shared.specs import TASKS

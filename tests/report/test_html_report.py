@@ -20,7 +20,8 @@ import pytest
 
 from bench import conftest as plugin
 from bench.analysis.questions import answers
-from bench.record import DIFFERENT, FRAMEWORKS, Record, decode, encode, load
+from bench.analysis.reading import load
+from bench.record import DIFFERENT, FRAMEWORKS, Record, decode, encode
 from bench.report import advised
 from bench.report import tables as tables_module
 from bench.report.csv_export import csv_text

@@ -23,8 +23,8 @@ from msgspec import to_builtins
 
 from bench.analysis.pairing import baseline
 from bench.analysis.ranking import works as decided
+from bench.analysis.reading import load, view
 from bench.analysis.reading import tasks as tasks_of
-from bench.analysis.reading import view
 from bench.record import (
     Accuracy,
     AccuracyDifference,
@@ -42,7 +42,6 @@ from bench.record import (
     TechniqueNotes,
     Timing,
     encode,
-    load,
 )
 from bench.report import command, csv_export, figures, readme
 from bench.report import page as html_page

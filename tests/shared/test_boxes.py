@@ -111,8 +111,6 @@ def test_map_by_hand():
     truth = [image([((0, 0, 10, 10), 1), ((50, 0, 10, 10), 1)])]
     boxes = ((0, 0, 10, 10), 1, 9), ((0, 0, 10, 10), 1, 8), ((50, 0, 10, 6), 1, 7)
     detected = [image(boxes, True)]
-        image([((0, 0, 10, 10), 1, 9), ((0, 0, 10, 10), 1, 8), ((50, 0, 10, 6), 1, 7)], True)
-    ]
     low, high = (51 + 50 * 2 / 3) / 101, 51 / 101
     assert mean_average_precision(detected, truth, metric="mAP50") == pytest.approx(100 * low)
     expected = 100 * (3 * low + 7 * high) / 10

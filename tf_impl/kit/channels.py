@@ -197,5 +197,4 @@ def _refusal(layer) -> str | None:
 
 
 def _inputs(node) -> list:
-    inputs = getattr(node, "keras_inputs", None)  # of tf_keras; an input layer has none
-    return tf.nest.flatten(node.input_tensors if inputs is None else inputs)
+    return tf.nest.flatten(getattr(node, "keras_inputs", node.input_tensors))  # tf_keras; Keras 3
