@@ -23,9 +23,7 @@ from pt_impl.parallel import model_parallel, tensor_parallel
 from pt_impl.train_step import gradient_accumulation  # noqa: F401 - the tests take it
 from shared.specs import TASKS
 from shared.weights import init_weights
-from tests.parallel.small_net import MOMENTUM, RATE, weights
-
-CUT = "block1"  # of the GPT
+from tests.parallel.splitting import MOMENTUM, RATE, weights
 
 
 class Recording(torch.optim.SGD):

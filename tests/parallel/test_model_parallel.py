@@ -1,4 +1,4 @@
-"""Layer split, pipelines, tensor parallel and hybrid: equal work, parts that are really apart.
+"""Layer split and pipelines: equal work, stages that are really apart.
 
 PyTorch's stages are processes, forks of that of its tests; TensorFlow's are four devices of one.
 """
@@ -6,13 +6,9 @@ PyTorch's stages are processes, forks of that of its tests; TensorFlow's are fou
 from __future__ import annotations
 
 import functools
-import json
 import multiprocessing
 import os
-import re
 import time
-from dataclasses import replace
-from math import prod
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,191 +19,46 @@ from bench.probes import model_parallel
 from bench.probes.model_parallel import Alone, Glance
 from shared import parallel
 from shared.datasets import first_batches
-from shared.specs import TASKS, parameter_shapes
-from tests.frameworks import apart
-from tests.parallel.replicas import assert_equal_work, result_of
-from tests.parallel.small_net import weights
+from shared.specs import TASKS
+from tests.parallel.splitting import (
+    BATCH,
+    SEED,
+    assert_biases_do_not_decay,
+    assert_local,
+    assert_refused,
+    assert_work_of_one_process,
+    dataset,
+    sizes,
+)
 
 FRAMEWORKS = ("pt", "tf")
 PT, TF = pytest.mark.only("pt"), pytest.mark.only("tf")
-STEPS, SEED, BATCH = 10, 3, 8
-BARS = {"cnn": 1e-5, "mixed": 1e-5, "norm": 1e-5, "gpt": 1e-4}
-STAGES = {  # run -> model, how many stages, variant, settings
-    "split": ("cnn", 2, "layer_split", {"cut": "conv1"}),
+LAYER_SPLIT, PIPELINE = "model_parallel:layer_split", "model_parallel:pipeline"
+ONE_F_ONE_B = {"cut": "block1.ln0", "micro_batches": 4, "schedule": "1f1b"}
+RUNS = {  # run -> what makes the step, model, (replicas, stages), settings
+    "split": (LAYER_SPLIT, "cnn", (1, 2), {"cut": "conv1"}),
     # The stage in the middle has no parameters.
-    "three stages": ("mixed", 3, "pipeline", {"cut": "act, down", "micro_batches": 4}),
-    "1f1b": ("gpt", 2, "pipeline", {"micro_batches": 4, "schedule": "1f1b"}),
-    "norm": ("norm", 2, "pipeline", {"cut": "conv1", "micro_batches": 2}),
+    "three stages": (PIPELINE, "mixed", (1, 3), {"cut": "act, down", "micro_batches": 4}),
+    "1f1b": (PIPELINE, "gpt", (1, 2), ONE_F_ONE_B),
+    "norm": (PIPELINE, "norm", (1, 2), {"cut": "conv1", "micro_batches": 2}),
 }
-PARTS = {  # run -> model, how many replicas of two parts, variant, settings
-    "tensor cnn": ("cnn", 1, "tensor_parallel", {"pairs": "up > down"}),
-    "mixed hybrid": ("mixed", 2, "hybrid", {"pairs": "up > down"}),
-    "gpt hybrid": ("gpt", 2, "hybrid", {"pairs": "block*.up > block*.down"}),
-}
-SHARDS = 2
-
-
-@functools.cache
-def dataset(name):
-    """More than one epoch of it is taken. Images are NHWC."""
-    random = np.random.default_rng(0)
-    if name == "mixed":
-        numbers = random.normal(size=(44, 6)).astype(np.float32)
-        x = {"numbers": numbers, "codes": random.integers(0, 12, (44, 4))}
-        return x, random.integers(0, 10, 44)
-    if name == "gpt":
-        codes = random.integers(0, 98, (40, 65))
-        return codes[:, :-1].copy(), codes[:, 1:].copy()
-    images = random.normal(size=(44, 12, 12, 3)).astype(np.float32)
-    return images, random.integers(0, 10, 44)
-
-
-def sizes(model):
-    """Elements of each parameter."""
-    if model == "cnn":
-        return {name: value.size for name, value in weights(norm=False).items()}
-    if model == "mixed":
-        found = {"codes": 12 * 8, "numbers.kernel": 6 * 8, "numbers.bias": 8}
-        found |= {"up.kernel": 8 * 16, "up.bias": 16, "down.kernel": 16 * 10, "down.bias": 10}
-        return found
-    shapes = parameter_shapes(TASKS["text-gpt"].model)
-    return {name: prod(shape) for name, shape in shapes.items()}
-
-
-def of_a_part(model):
-    """Elements that one of two shards holds: half of the pairs, all of the rest."""
-    halved = (".up.kernel", ".up.bias", ".down.kernel")
-    each = sizes(model).items()
-    return sum(n // SHARDS if f".{name}".endswith(halved) else n for name, n in each)
-
-
-# Runs -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def train(request, framework, models, tmp_path_factory):
-    """`train(kind, build, (replicas, parts), variant, settings, samples, steps)`: its result."""
-    if framework == "pt":
-        launch = request.getfixturevalue("forks").launch
-    else:
-        models.split_cpu()
-        launch = models.launch_in(tmp_path_factory.mktemp("results"))
-
-    def run(kind, build, devices, variant, settings, samples=None, steps=STEPS):
-        replicas, parts = devices
-        make = f"{framework}_impl.parallel.{kind}_parallel:{variant}"
-        x, y = samples or dataset(build)
-        threads = replicas * parts
-        given = parallel.Run(replicas, BATCH, steps, parts=parts, seed=SEED, threads=threads)
-        build = f"{models.__name__}:{build}"
-        return launch(make, build, (models.own_layout(x), y), given, settings)
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def marks(tmp_path_factory):
-    """Where PyTorch's optimizers leave what they were given."""
-    folder = tmp_path_factory.mktemp("marks")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MARKS", str(folder))
-        yield folder
-
-
-@pytest.fixture(scope="module")
-def canonical(models):
-    """`canonical(model, result)`: with the names of both frameworks; a foreign model's by its."""
-
-    def named(model, result):
-        if model == "mixed":
-            return result
-        build = getattr(models, model)
-        return replace(result, weights=models.canonical(build, result.weights))
-
-    return named
-
-
-@pytest.fixture(scope="module")
-def ran(framework, models, train, marks, canonical):
-    """`ran(name)`: a run's result, what its optimizers were given, and when it was."""
-
-    @functools.cache
-    def run(name):
-        for path in marks.iterdir():
-            path.unlink()
-        if framework == "tf":
-            models.BUILT.clear()
-        kind = "model" if name in STAGES else "tensor"
-        model, count, variant, settings = (STAGES | PARTS)[name]
-        devices = (1, count) if kind == "model" else (count, SHARDS)
-        if name == "1f1b":
-            settings = settings | {"cut": models.CUT}
-        begin = time.monotonic()
-        result = train(kind, model, devices, variant, settings)
-        return SimpleNamespace(
-            result=canonical(model, result),
-            marks=[json.loads(path.read_text()) for path in sorted(marks.iterdir())],
-            built=[] if framework == "pt" else list(models.BUILT),
-            times=[begin, *result.ended, time.monotonic()],
-        )
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def alone(framework, kit, models, train, marks):
-    """`alone(model)`: one process, one device, the whole batch, or in two parts."""
-
-    @functools.cache
-    def run(model, in_parts=False):
-        if model == "mixed":
-            x, y = dataset("mixed")
-            stream = parallel.batches(len(y), global_batch=BATCH, seed=SEED, whole=True)
-            every = [next(stream) for _ in range(STEPS)]
-            return result_of(*models.plain([(parallel.take(x, rows), y[rows]) for rows in every]))
-        built, optimizer, loss_fn = getattr(models, model)()
-        if framework == "tf":
-            optimizer.build(built.trainable_variables)
-        make = kit.training.make_train_step
-        if in_parts:
-            make = functools.partial(models.gradient_accumulation.make_train_step, micro_batches=2)
-        step = make(built, optimizer, loss_fn)
-        batches = first_batches(*dataset(model), BATCH, STEPS, seed=SEED)
-        losses = [float(step(*kit.data.to_device(x, y))) for x, y in batches]
-        return result_of(kit.models.export_weights(built), losses)
-
-    return run
-
 
 # Equal work -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [*STAGES, *PARTS])
+@pytest.mark.parametrize("name", RUNS)
 def test_ten_steps_end_at_the_weights_of_one_process(ran, alone, agrees, name):
-    """And of both frameworks; on the clock of the caller, one step ends after another."""
-    model, found = (STAGES | PARTS)[name][0], ran(name)
-    # BatchNorm sees a micro-batch at a time, as in gradient accumulation.
-    one = alone(model, in_parts=True) if model == "norm" else alone(model)
-    assert len(one.losses) == STEPS
-    assert one.losses[-1] != one.losses[0]
-    assert_equal_work(found.result, one, BARS[model])
-    if model == "norm":
-        gammas = (result.weights["bn.gamma"] for result in (found.result, alone("norm")))
-        assert apart(*gammas) > 1e-3
-    assert len(found.times) == STEPS + 2
-    assert found.times == sorted(found.times)
-    if model != "mixed":  # Keras feeds the running variance with the biased one
-        kept = {n: v for n, v in found.result.weights.items() if v.size < 700}
-        kept = {n: v for n, v in kept.items() if "variance" not in n}
-        agrees(name, {"losses": list(map(float, found.result.losses)), **kept}, BARS[model])
+    assert_work_of_one_process(ran(name), RUNS[name][1], alone, agrees, name)
 
 
 @PT
-def test_pt_weights_that_are_drawn_in_each_process_are_those_of_the_seed(models, train, marks):
+def test_pt_weights_that_are_drawn_in_each_process_are_those_of_the_seed(
+    models, train_split, marks
+):
     """Its labels have a name, and are cut into micro-batches."""
     images, labels = dataset("cnn")
     settings, named = {"cut": "up", "micro_batches": 4}, (images, {"digit": labels})
-    result = train("model", "drawn", (1, 2), "pipeline", settings, named, steps=1)
+    result = train_split(PIPELINE, "drawn", (1, 2), settings, named, steps=1)
     (x, y), *_ = first_batches(images, labels, BATCH, 1, seed=SEED)
     loss, names = models.loss_of_drawn(x, y, SEED)
     assert result.losses.tolist() == pytest.approx([loss], rel=1e-5)
@@ -243,29 +94,22 @@ def test_pt_a_process_that_fails_says_why_before_it_leaves_the_others(models):
     dist.destroy_process_group()
 
 
-@PT
-def test_pt_replicas_with_unequal_parts_of_a_batch_weigh_each_sample_alike(models):
-    losses, gradients = models.of_unequal_replicas(SEED)
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-    assert np.allclose(*gradients, rtol=0, atol=1e-6)
-
-
 @TF
-def test_tf_weight_decay_leaves_out_what_the_optimizer_was_told(models, train):
-    """In stages and in parts."""
-    for found in models.after_a_step_of_no_gradient():
-        assert found.keys() == {"up/kernel", "up/bias", "down/kernel", "down/bias"}
-        assert found["up/bias"].mean() == found["down/bias"].mean() == 1.0
+def test_tf_weight_decay_leaves_out_what_the_optimizer_was_told(technique, models, train_split):
+    x = models.tensor(np.ones((4, 6), np.float32))
+    (first, second), _, step = technique.layer_split(models.undecayed, x, cut="down")
+    step(x, x, 4)
+    assert_biases_do_not_decay(first.arrays() | second.arrays())
 
 
-# Stages and parts -------------------------------------------------------------------------------
+# Stages -----------------------------------------------------------------------------------------
 
 
 @PT
-@pytest.mark.parametrize("name", [name for name in STAGES if name != "norm"])
+@pytest.mark.parametrize("name", [name for name in RUNS if name != "norm"])
 def test_pt_each_process_has_the_parameters_and_the_optimizer_of_its_stage_alone(ran, name):
-    marks, whole = ran(name).marks, sum(sizes(STAGES[name][0]).values())
-    assert len(marks) == STAGES[name][1]
+    marks, whole = ran(name).marks, sum(sizes(RUNS[name][1]).values())
+    assert len(marks) == RUNS[name][2][1]
     elements = [mark["elements"] for mark in marks]
     assert max(elements) < whole == sum(elements)
     assert elements.count(0) == (1 if name == "three stages" else 0)
@@ -273,70 +117,31 @@ def test_pt_each_process_has_the_parameters_and_the_optimizer_of_its_stage_alone
 
 
 @PT
-@pytest.mark.parametrize("name", PARTS)
-def test_pt_a_process_holds_half_of_each_pair_which_replicas_share(ran, name):
-    """FSDP2 shards each parameter by its first axis, which may be odd."""
-    marks, (model, replicas, *_) = ran(name).marks, PARTS[name]
-    elements, part = [mark["elements"] for mark in marks], of_a_part(model)
-    assert len(elements) == replicas * SHARDS
-    assert sum(elements) == SHARDS * part
-    assert elements == [part] * 2 if replicas == 1 else max(elements) < 0.7 * part
-    assert all(mark["momenta"] == mark["elements"] for mark in marks)
-
-
-@PT
 def test_pt_processes_use_the_loopback_interface_alone_and_share_the_threads(ran):
-    for mark in ran("split").marks + ran("mixed hybrid").marks:
-        # A socket of both versions of IP shows the loopback of the fourth as mapped.
-        assert set(mark["addresses"]) <= {"127.0.0.1", "::ffff:127.0.0.1"}
-        assert mark["addresses"]
-        assert mark["threads"] == 1
-
-
-@PT
-def test_pt_replicas_share_each_block_of_a_pair_by_itself(models):
-    model, blocks = models.gpt()[0], TASKS["text-gpt"].model.layers
-    every = [f"block{number}" for number in range(blocks)]
-    for pairs, wanted in (
-        ("block*.up > block*.down", every),
-        ("block1.up > block1.down", ["block1"]),
-    ):
-        plan = models.tensor_parallel.plan_pairs(model, pairs=pairs)
-        found = models.tensor_parallel._blocks(model, plan)
-        assert [name for name, module in model.named_modules() if module in found] == wanted
+    assert_local(ran("split").marks)
 
 
 @TF
-@pytest.mark.parametrize("name", [name for name in STAGES if name != "norm"])
+@pytest.mark.parametrize("name", [name for name in RUNS if name != "norm"])
 def test_tf_each_device_has_the_variables_and_the_optimizer_of_its_stage_alone(ran, name):
     built = ran(name).built
-    assert len(built) == STAGES[name][1]
+    assert len(built) == RUNS[name][2][1]
     for place, stage in enumerate(built):
         devices = {device.rpartition("/")[2] for pair in stage["devices"] for device in pair}
         without = name == "three stages" and place == 1
         assert devices == (set() if without else {f"device:CPU:{place}"})
-    whole = sum(sizes(STAGES[name][0]).values())
+    whole = sum(sizes(RUNS[name][1]).values())
     assert sum(sum(stage["elements"]) for stage in built) == whole
 
 
 @TF
-@pytest.mark.parametrize("name", PARTS)
-def test_tf_a_device_holds_half_of_each_pair_and_of_its_momenta(ran, name):
-    (built,), (model, replicas, *_) = ran(name).built, PARTS[name]
-    assert all(len(set(devices)) == replicas * SHARDS for devices in built["devices"])
-    each = [sum(parts) for parts in zip(*built["elements"], strict=True)]
-    assert each == [of_a_part(model)] * replicas * SHARDS
-    assert built["momenta"] == built["elements"]
-
-
-@TF
-def test_tf_a_stage_keeps_the_micro_batches_of_its_schedule(models, train):
+def test_tf_a_stage_keeps_the_micro_batches_of_its_schedule(models, train_split):
     """In GPipe all go forward before one goes back, in 1F1B no more than there are stages left."""
     kept = {}
     for schedule in ("gpipe", "1f1b"):
         models.PASSED.clear()
         settings = {"cut": "conv1", "micro_batches": 8, "schedule": schedule}
-        train("model", "marked", (1, 2), "pipeline", settings, dataset("cnn"), steps=1)
+        train_split(PIPELINE, "marked", (1, 2), settings, dataset("cnn"), steps=1)
         for stage in ("first", "second"):
             steps = [1 if way == "forward" else -1 for n, way in models.PASSED if n == stage]
             kept[schedule, stage] = np.cumsum(steps).tolist()
@@ -364,39 +169,16 @@ STAGE_REFUSALS = [
     ({"cut": "conv0"}, "cut: "),
     ({"cut": "conv1, conv1"}, "cut: "),
 ]
-PART_REFUSALS = [
-    ({"shards": 3}, "pairs: up > down: (16, 16) do not go into 3 shards"),
-    ({"shards": 1}, "pairs: up > down: (16, 16) do not go into 1 shards"),
-    ({"pairs": "nothing > down"}, "pairs: 'nothing > down' matches [[], ['down']]: "),
-    ({"pairs": "up"}, "pairs: 'up' matches [['up']]: "),
-    ({"pairs": "up, down > down"}, "pairs: 'up' matches [['up']]: "),
-    ({"pairs": "down > up"}, "pairs: down > up: (10, 8) do not go into 2 shards"),
-    ({"pairs": "conv0 > conv1"}, "pairs: conv0 is a Conv2"),
-]
 
 
-def assert_refused(call, message, **settings):
-    words = f"^{re.escape(message)}"
-    with pytest.raises((ValueError, NotImplementedError), match=words) as raised:
-        call(**settings)
-    assert "\n" not in str(raised.value)
-
-
-def test_stages_that_do_not_fit_get_one_clear_line(models, train):
+def test_stages_that_do_not_fit_get_one_clear_line(technique, models, train_split):
     cases = [(models.cnn, *case) for case in STAGE_REFUSALS] + models.STAGE_REFUSALS
     for build, changes, message in cases:
         settings = {"cut": "conv1", "micro_batches": 4, "batch": BATCH} | changes
         samples = "gpt" if changes.get("cut") == "block1" else "cnn"
         x = models.own_layout(dataset(samples)[0])[: settings.pop("batch")]
-        pipeline = functools.partial(models.model_parallel.pipeline, build, models.tensor(x))
+        pipeline = functools.partial(technique.pipeline, build, models.tensor(x))
         assert_refused(pipeline, message, **settings)
-
-
-def test_parts_that_do_not_fit_get_one_clear_line(models, train):
-    cases = [(models.cnn, *case) for case in PART_REFUSALS] + models.PART_REFUSALS
-    for build, changes, message in cases:
-        split = functools.partial(models.tensor_parallel.tensor_parallel, build)
-        assert_refused(split, message, **{"pairs": "up > down"} | changes)
 
 
 # What is measured -------------------------------------------------------------------------------

@@ -12,13 +12,11 @@ from tensorflow.experimental import dtensor
 from shared import parallel
 from shared.specs import TASKS
 from shared.weights import init_weights
-from tests.parallel.small_net import MOMENTUM, RATE, weights
+from tests.parallel.splitting import MOMENTUM, RATE, weights
 from tf_impl.kit import models, replicas, training
-from tf_impl.parallel import model_parallel, tensor_parallel
 from tf_impl.train_step import gradient_accumulation  # noqa: F401 - the tests take it
 
 keras, layers = tf.keras, tf.keras.layers
-CUT = "block1.ln0"  # of the GPT
 BUILT, PASSED = [], []
 tensor = tf.constant
 
@@ -220,16 +218,6 @@ PART_REFUSALS = [
 
 
 # In one process
-
-
-def after_a_step_of_no_gradient():
-    """The weights of `undecayed` in two stages, and in two parts."""
-    x = tf.ones((4, 6))
-    stages, _, staged = model_parallel.layer_split(undecayed, x, cut="down")
-    split, _, shared = tensor_parallel.tensor_parallel(undecayed, pairs="up > down")
-    for step in (staged, shared):
-        step(x, x, 4)
-    return stages[0].arrays() | stages[1].arrays(), split.arrays()
 
 
 class Mark(layers.Layer):
