@@ -10,7 +10,6 @@ from pt_impl import kit
 from tests.compression.pt_distillation import numpy  # noqa: F401 - the tests take it
 from tests.compression.teaching import LEFT
 
-X = torch.from_numpy(LEFT)
 ONES = torch.ones(2, 9)
 
 
@@ -24,9 +23,9 @@ def masks(model):
     }
 
 
-def forward(model, x=X):
+def forward(model, x=LEFT):
     """A pass in training mode."""
-    return model.train()(x)
+    return model.train()(torch.as_tensor(x))
 
 
 def zeros(model):

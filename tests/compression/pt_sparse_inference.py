@@ -16,7 +16,7 @@ def predicted(model, x):
     return numpy(dense), numpy(predict(x)), list(predict.layers)
 
 
-def linear(kernel, bias=None):
+def linear(kernel, bias):
     layer = nn.Linear(*kernel.shape, bias=bias is not None)
     layer.weight.data.copy_(torch.from_numpy(kernel.T.copy()))
     if bias is not None:
@@ -30,7 +30,7 @@ class Two(nn.Module):
     def __init__(self, kernel, bias, head):
         super().__init__()
         self.inside = nn.ModuleDict({"wide": linear(kernel, bias)})
-        self.drop, self.head = nn.Dropout(0.5), linear(head)
+        self.drop, self.head = nn.Dropout(0.5), linear(head, None)
 
     def forward(self, a, b):
         return self.head(self.drop(torch.relu(self.inside["wide"](torch.stack([a, b], 1)))))
@@ -50,13 +50,17 @@ def half():
     return model
 
 
-def masked(predictions=0):
-    """A prediction leaves a masked weight that is a tensor like others."""
+def masked():
     model = nn.Sequential(nn.Linear(5, 8))
     prune.l1_unstructured(model[0], "weight", 0.9)
-    for _ in range(predictions):
-        with torch.no_grad():
-            model(torch.ones(2, 5))
+    return model
+
+
+def masked_after_a_prediction():
+    """Which leaves a masked weight that is a tensor like others."""
+    model = masked()
+    with torch.no_grad():
+        model(torch.ones(2, 5))
     return model
 
 
@@ -86,7 +90,7 @@ class Asking(nn.Module):
 
     def __init__(self, kernel):
         super().__init__()
-        self.wide = linear(kernel)
+        self.wide = linear(kernel, None)
 
     def forward(self, x):
         x = x.double().to(self.wide.weight.device, self.wide.weight.dtype)
@@ -95,7 +99,7 @@ class Asking(nn.Module):
 
 def hooked(kernel):
     """A layer with hooks, and one whose weight a hook makes in each call."""
-    model = nn.Sequential(linear(kernel), nn.utils.weight_norm(nn.Linear(8, 8)))
+    model = nn.Sequential(linear(kernel, None), nn.utils.weight_norm(nn.Linear(8, 8)))
     model[0].register_forward_hook(lambda layer, inputs, output: 10 * output)
     model[0].register_forward_pre_hook(
         lambda layer, args, named: ((2 * args[0],), named), with_kwargs=True

@@ -225,14 +225,18 @@ class Tasks(nn.Module):
         return (self.a if task == "a" else self.b)(torch.relu(self.trunk(x)))
 
 
-def masked(predictions=0):
-    """A prediction leaves a masked weight that is a tensor like others."""
+def masked():
     model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(256, 2))
     prune.l1_unstructured(model[0], "weight", 0.5)
-    for _ in range(predictions):
-        with torch.no_grad():
-            model(IMAGES)
     return model, IMAGES
+
+
+def masked_after_a_prediction():
+    """Which leaves a masked weight that is a tensor like others."""
+    model, images = masked()
+    with torch.no_grad():
+        model(images)
+    return model, images
 
 
 def stacked(*layers):
@@ -261,7 +265,7 @@ UNFOLLOWED = {
     "no layer": lambda: (nn.Sequential(nn.ReLU()), IMAGES),
     "no head": lambda: (nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU()), IMAGES),
     "masked": masked,
-    "masked, after a prediction": lambda: masked(1),
+    "masked, after a prediction": masked_after_a_prediction,
     "shuffles": shuffling,
     "unknown": lambda: stacked(nn.Conv2d(4, 4, 1), nn.LocalResponseNorm(2)),
     "transposed groups": lambda: stacked(nn.ConvTranspose2d(4, 4, 2, groups=2)),

@@ -323,7 +323,7 @@ def test_pt_convolutions_and_linear_layers_get_zeros(technique, models):
     """Depthwise kernels, embeddings and attention's stay dense."""
     model, update = technique.apply_pruning(models.Foreign(), **NOW)
     update(1)
-    model(models.X, models.codes())
+    model(models.torch.from_numpy(models.LEFT), models.codes())
     zeros = models.zeros(technique.finalize_pruning(model))
     assert zeros.pop("conv.weight") == zeros.pop("inside.head.weight") == 0.5
     # The attention's and the norm's biases start at zero.

@@ -38,18 +38,22 @@ class Mixed(keras.Model):
         return (x + self.down(self.up(x))) @ tf.transpose(self.codes.embeddings)
 
 
-def mixed(sparse=True):
+def mixed():
+    return _mixed(sparse=True)
+
+
+def all_dense():
+    """Without an embedding whose gradient is sparse."""
+    return _mixed(sparse=False)
+
+
+def _mixed(sparse):
     keras.utils.set_random_seed(0)
     model = Mixed(sparse)
     model(tf.zeros([1, 6]), tf.zeros([1, 4], tf.int64))
     optimizer = keras.optimizers.Adam(0.01)
     optimizer.build(model.trainable_variables)
     return model, optimizer, training.cross_entropy
-
-
-def all_dense():
-    """Without an embedding whose gradient is sparse."""
-    return mixed(sparse=False)
 
 
 def masks():

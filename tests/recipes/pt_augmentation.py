@@ -52,8 +52,13 @@ def loader(dataset, start=0, **settings):
     return DataLoader(dataset, batch_sampler=batches, **settings)
 
 
-def epochs_of(technique, data, policy, seed, count, **settings):
+def epochs_of(technique, data, policy, seed, count):
     """The batches of each epoch."""
+    return loaded(technique, data, policy, seed, count)
+
+
+def loaded(technique, data, policy, seed, count, **settings):
+    """The batches of each epoch, by a loader with these settings."""
     dataset = technique.augmented_dataset(pairs(*data), policy, seed=seed)
     given, found = loader(dataset, **settings), []
     for epoch in range(count):

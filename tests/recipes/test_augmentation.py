@@ -268,10 +268,14 @@ def test_the_loss_is_exactly_that_of_mixed_distributions(technique, models, x, y
 MANY, LABELS = images(32), np.random.default_rng(6).integers(0, 4, 32)
 
 
-def epochs(models, technique, policy, seed=1, count=2, **settings):
+def epochs(models, technique, policy, seed=1):
     """The batches of two epochs, in NumPy."""
-    data = np.ones_like(MANY), LABELS
-    pipeline = models.epochs_of(technique, data, policy, seed, count, **settings)
+    return in_numpy(
+        models, models.epochs_of(technique, (np.ones_like(MANY), LABELS), policy, seed, 2)
+    )
+
+
+def in_numpy(models, pipeline):
     return np.array([[models.back(x) for x, _ in epoch] for epoch in pipeline])
 
 
@@ -294,8 +298,9 @@ def test_pt_workers_of_a_loader_change_nothing(technique, models, persistent):
     """Every batch is distinct, above, and the same without workers and with two."""
     policy = technique.Policy(rotation=30, brightness=0.5)
     settings = {"num_workers": 2, "persistent_workers": persistent}
-    with_workers = epochs(models, technique, policy, **settings)
-    assert np.array_equal(epochs(models, technique, policy), with_workers)
+    data = np.ones_like(MANY), LABELS
+    with_workers = models.loaded(technique, data, policy, 1, 2, **settings)
+    assert np.array_equal(epochs(models, technique, policy), in_numpy(models, with_workers))
     dataset = technique.augmented_dataset(models.pairs(MANY, LABELS), policy)
     assert dataset[0][0].shape == (3, HEIGHT, WIDTH)
     assert len(dataset) == 32

@@ -178,7 +178,7 @@ def test_tf_an_optimizer_around_another_has_the_rate_of_that_one(technique, mode
 @pytest.mark.only("tf")
 def test_tf_the_current_rate_is_that_of_an_update_from_several_batches(technique, models):
     weight = models.weight()
-    optimizer = models.sgd_of([weight], RATE, gradient_accumulation_steps=2)
+    optimizer = models.keras.optimizers.SGD(RATE, gradient_accumulation_steps=2)
     technique.apply_linear_decay(optimizer, steps=STEPS)
     told, used = [], []
     for _ in range(4):

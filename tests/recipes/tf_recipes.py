@@ -525,8 +525,8 @@ def weight():
     return tf.Variable([0.0], dtype=tf.float64)
 
 
-def sgd_of(weights, rate, **settings):
-    return keras.optimizers.SGD(rate, **settings)
+def sgd_of(weights, rate):
+    return keras.optimizers.SGD(rate)
 
 
 def moved(weight, optimizer, schedule):
@@ -592,15 +592,15 @@ def cross_entropy(outputs, y):
     return tf.nn.sparse_softmax_cross_entropy_with_logits(y, outputs)
 
 
-def classifier(outputs, form, kind="softmax", dtype="float32"):
+def classifier(outputs, form, kind="softmax"):
     keras.utils.set_random_seed(0)
     function = getattr(tf.nn, kind)
     ends = {
         "logits": [],
-        "probabilities": [layers_.Lambda(lambda z: tf.identity(function(z)), dtype=dtype)],
+        "probabilities": [layers_.Lambda(lambda z: tf.identity(function(z)))],
         "probabilities by Keras": [layers_.Activation(kind)],
     }
-    parts = layers_.Flatten(), layers_.Dropout(0.5), layers_.Dense(outputs, dtype=dtype)
+    parts = layers_.Flatten(), layers_.Dropout(0.5), layers_.Dense(outputs)
     return keras.Sequential([keras.Input((8, 8, 1)), *parts, *ends[form]])
 
 
