@@ -101,7 +101,7 @@ MAKERS = {
 }
 
 
-def trained(technique, name, blocks=None, seed=0, **settings):
+def trained(technique, name, blocks=None, seed=0):
     """Loss, gradients and buffers after two steps, the first of which runs backward twice.
 
     And the numbers drawn next.
@@ -109,7 +109,7 @@ def trained(technique, name, blocks=None, seed=0, **settings):
     make, every = MAKERS[name]
     kit.runtime.set_seed(0)
     model = make().train()
-    technique.apply_checkpointing(model, blocks=every if blocks is None else blocks, **settings)
+    technique.apply_checkpointing(model, blocks=every if blocks is None else blocks)
     kit.runtime.set_seed(seed)
     GENERATOR.manual_seed(0)
     for _ in range(2):

@@ -87,9 +87,9 @@ def test_a_second_run_finds_what_the_first_did(technique, models, name):
     "name", ["functional", "attention", "subclassed", "sequential", "submodels"]
 )
 def test_blocks_of_any_model_keep_masks_modes_statistics_and_seeds(technique, models, name):
-    plain = models.trained(technique, name)
+    plain = models.trained_in_a_graph(technique, name)
     for blocks in models.MAKERS[name][-1]:
-        assert far(models.trained(technique, name, blocks), plain) < EXACT, blocks
+        assert far(models.trained_in_a_graph(technique, name, blocks), plain) < EXACT, blocks
     if name == "functional":  # `tf.recompute_grad` alone draws other masks
         assert far(models.naive()[1:10], plain[1:10]) > 0.1
 
@@ -266,10 +266,13 @@ REFUSALS = [
             (lambda t, m: m.unfit(t, "draw"), "'draw' draws with RandomUniform, anew in the"),
             (lambda t, m: m.unfit(t, "global"), "'global' changes state of others, anew in"),
             (lambda t, m: m.unfit(t, "complex"), "'complex' takes or gives complex numbers"),
-            (lambda t, m: m.trained(t, "attention", "codes"), "'codes' has no floating-point"),
+            (
+                lambda t, m: m.trained_in_a_graph(t, "attention", "codes"),
+                "'codes' has no floating-point",
+            ),
             (lambda t, m: apply(t, m.interleaved(), "a, b"), " overlap"),
             (lambda t, m: apply(t, m.unbuilt()), "the model has no variables yet"),
-            (lambda t, m: m.penalized(t), ""),
+            (lambda t, m: m.penalized(t, "dense*"), ""),
         )
     ),
 ]

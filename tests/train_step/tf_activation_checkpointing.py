@@ -92,7 +92,7 @@ MAKERS = {
 }
 
 
-def trained(technique, name, blocks=""):
+def trained_in_a_graph(technique, name, blocks=""):
     """Losses and gradients of two steps in a graph, statistics and seeds after them."""
     make, x, _ = MAKERS[name]
     keras.utils.set_random_seed(0)
@@ -142,9 +142,9 @@ def unfit(technique, name):
     gradients(technique.apply_checkpointing(model, blocks=name), model, IMAGES)
 
 
-def penalized(technique):
+def penalized(technique, blocks):
     """A gradient of a block's gradient."""
-    model, x = technique.apply_checkpointing(dense(4), blocks="dense*"), tf.ones((2, 4))
+    model, x = technique.apply_checkpointing(dense(4), blocks=blocks), tf.ones((2, 4))
     with tf.GradientTape() as tape:
         with tf.GradientTape() as inner:
             inner.watch(x)
