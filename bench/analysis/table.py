@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import exp, inf, log
+from typing import Any
 
 from bench.analysis import accuracy, comparisons, pairing
 from bench.analysis.accuracy import Accuracy
@@ -28,6 +29,9 @@ WITH_IMPORTS = "memory_with_imports"  # of all processes
 COMPARED = (TIME, RATE, MEMORY, BATCH, SIZE, STEPS, GAINED, FIRST_CALL, START)
 MORE_IS_BETTER = (RATE, BATCH, GAINED, "efficiency", "share_of_limit")
 COUNTED = ("checkpoint", "parameters", "parameters_not_zero", "macs", "found", "plain_unhealthy")
+
+# Metrics that are figures of another name.
+RENAMED = ("cold_first_calls_s", "compressed_artifact", "artifact", "memory_all", "memory")
 
 # Why there is no ratio, or none that decides.
 NOT_MEASURED = "not measured in this record"
@@ -454,51 +458,87 @@ def _bounded(value: float, ci: tuple[float, float] | None) -> Figure:
     return Figure(value, value, value, "once")
 
 
-# The table ----------------------------------------------------------------------------------------
+# The tidy table -----------------------------------------------------------------------------------
+
+PARTS = ("import", "build", "first_step_peak", "steady_peak", "parameters", "gradients")
+PARTS += ("optimizer", "rest")  # of memory
+UNITS = {TIME: "s", MEMORY: "bytes", SIZE: "bytes", "compressed_size": "bytes", FIRST_CALL: "s"}
+UNITS |= {"warm_first_call": "s"} | {f"memory_{part}": "bytes" for part in PARTS}
+OF_ROWS = ("id", "technique", "framework", "flavour", "variant", "title", "program", "role")
+OF_ROWS += ("task", "batch_size", "mode", "status", "reason")
+OF_FIGURES = ("value", "low", "high", "kind")
+COLUMNS = (*OF_ROWS, "blocks", "price", "accuracy", "figure", *OF_FIGURES, "unit")
+COLUMNS += tuple(f"{to}_{name}" for to in ("to_baseline", "pytorch_to_tensorflow")
+                 for name in ("ratio", "low", "high", "kind", "verdict"))  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Line:
-    """A figure of a row, as plain data in base units: a line of the tidy table.
+def table(record: Record) -> list[dict[str, Any]]:
+    """A line for each figure of each row, by `COLUMNS`, as plain data in base units.
 
-    `ratio`: to the baseline's figure; of points gained, the points. `accuracy`: whether it is kept:
-    yes, no, not asked or not measured.
+    `accuracy`: whether it is kept, "yes", "no", "not asked" or "not measured". A row that did not
+    run has one line, without a figure. Ratios are to the baseline's figure (of points gained, the
+    points), and of times PyTorch's over TensorFlow's.
     """
-
-    row: str
-    work: str
-    framework: str
-    figure: str
-    value: float
-    low: float
-    high: float
-    kind: str
-    ratio: float | None
-    ratio_low: float | None
-    ratio_high: float | None
-    ratio_kind: str | None
-    price: str
-    accuracy: str
+    whole = Table(record)
+    rows = {row.case.id: row for row in whole.rows}
+    cases, lines = {case.id: case for case in record.cases}, []
+    for case in record.cases:
+        about = {name: getattr(case, name) for name in OF_ROWS}
+        program = cases.get(case.program_id, case)
+        about["blocks"] = program.timing.block_count or None
+        row = rows.get(case.id)
+        lines += [about | line for line in _lines(row, record)] if row else [about]
+    return [dict.fromkeys(COLUMNS) | line for line in lines]
 
 
-def table(record: Record) -> list[Line]:
-    """Every figure of every row that ran."""
-    return [line for row in Table(record).rows for line in _lines(row)]
-
-
-def _lines(row: Row) -> Iterator[Line]:
+def _lines(row: Row, record: Record) -> Iterator[dict[str, Any]]:
     case, kept = row.case, row.accuracy
     answer = {True: "yes", False: "no", None: "not measured"}[kept.kept]
-    for name, figure in row.figures.items():
-        ratio = row.ratios.get(name)
-        ratios = (ratio.value, ratio.low, ratio.high, ratio.kind) if ratio else (None,) * 4
-        yield Line(
-            case.id,
-            f"{case.task_title}, batch {case.batch_size}",
-            case.framework,
-            name,
-            *(figure.value, figure.low, figure.high, figure.kind),
-            *ratios,
-            row.price,
-            answer if kept.asked else "not asked",
-        )
+    about = {"price": row.price, "accuracy": answer if kept.asked else "not asked"}
+    measured = row.figures | {name: figure for name, figure in _parts(case) if figure}
+    for name, metric in case.metrics.items():
+        if metric.value == 0 and name not in RENAMED:  # which is no figure to rank by
+            measured.setdefault(name, Figure(0.0, 0.0, 0.0, "once"))
+    if not measured:
+        yield about
+    for name, figure in measured.items():
+        unit = case.metrics[name].unit if name in case.metrics else UNITS.get(name)
+        line = about | {"figure": name, "unit": unit} | _columns(figure)
+        if ratio := row.ratios.get(name):
+            line |= {f"to_baseline_{key}": value for key, value in _ratio(ratio).items()}
+        if name == TIME:
+            line |= {"to_baseline_verdict": row.verdict, **_to_twin(case, record)}
+        yield line
+
+
+def _parts(case: Case) -> Iterator[tuple[str, Figure | None]]:
+    """What is shown of a row and is ranked by nothing."""
+    yield "warm_first_call", _measured(case.timing.warm_first_call_s, None)
+    for part in PARTS if case.memory else ():
+        samples = case.memory.samples.get(f"{part}_bytes")
+        yield f"memory_{part}", _measured(getattr(case.memory, f"{part}_bytes"), None, samples)
+    if case.accuracy and case.accuracy.mean is not None:
+        metric = case.accuracy.metric or "accuracy"
+        yield metric, _measured(case.accuracy.mean, case.accuracy.ci)
+
+
+def _columns(figure: Figure) -> dict[str, Any]:
+    return {name: getattr(figure, name) for name in OF_FIGURES}
+
+
+def _ratio(figure: Figure) -> dict[str, Any]:
+    columns = _columns(figure)
+    return {"ratio": columns.pop("value"), **columns}
+
+
+def _to_twin(case: Case, record: Record) -> dict[str, Any]:
+    """The ratio of a case and its twin, whichever of both it is; none between unlike work."""
+    for comparison in record.comparisons:
+        ids = (comparison.numerator, comparison.denominator)
+        is_twin = comparison.kind == "framework" and comparison.variant == case.variant
+        if is_twin and case.id in ids:
+            line = {"verdict": comparison.verdict}
+            if comparison.verdict != DIFFERENT and comparison.ratio:
+                line |= _ratio(_bounded(comparison.ratio, comparison.ci))
+            return {f"pytorch_to_tensorflow_{name}": value for name, value in line.items()}
+    return {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from math import exp, inf, log, sqrt
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from bench.analysis.reading import load
 from bench.analysis.table import (
     BATCH,
     CALIBRATE,
+    COLUMNS,
     COMPILE,
     FIRST_CALL,
     FREE,
@@ -303,28 +303,44 @@ def test_a_row_gains_where_its_whole_interval_says_so_and_accuracy_is_kept(given
 
 
 def test_the_table_is_plain_data_with_a_line_for_each_figure():
-    lines = {line.figure: asdict(line) for line in table(planted(row(time=GAIN, size=0.3)))
-             if line.row.endswith("/changed")}  # fmt: skip
-    assert lines[TIME] == {
-        "row": "mixed_precision/digits-cnn-64/pt/changed",
-        "work": "digits-cnn, batch 64",
-        "framework": "pt",
-        "figure": "time",
-        **{"value": 0.01, "low": 0.0099, "high": 0.0101, "kind": "interval"},
-        **{"ratio": 0.5, "ratio_low": 0.48, "ratio_high": 0.52, "ratio_kind": "interval"},
-        "price": "",
-        "accuracy": "yes",
-    }
-    assert (lines[SIZE]["ratio"], lines[SIZE]["ratio_kind"]) == (pytest.approx(0.3), "exact")
+    run = planted(row(time=GAIN, size=0.3))
+    lines = {line["figure"]: line for line in table(run) if line["variant"] == "changed"}
+    time = {name: value for name, value in lines[TIME].items() if value is not None}
+    assert (
+        time.items()
+        >= {
+            "id": "mixed_precision/digits-cnn-64/pt/changed",
+            "task": "digits-cnn",
+            "batch_size": 64,
+            "framework": "pt",
+            **{"value": 0.01, "low": 0.0099, "high": 0.0101, "kind": "interval", "unit": "s"},
+            **{"to_baseline_ratio": 0.5, "to_baseline_low": 0.48, "to_baseline_high": 0.52},
+            "to_baseline_kind": "interval",
+            "price": "",
+            "accuracy": "yes",
+        }.items()
+    )
+    size = lines[SIZE]
+    assert (size["to_baseline_ratio"], size["to_baseline_kind"]) == (pytest.approx(0.3), "exact")
+    assert {tuple(line) for line in lines.values()} == {COLUMNS}
 
 
 def test_every_row_of_the_published_record_is_in_the_table():
     run = load(DOCS)
     lines = table(run)
+    assert {line["id"] for line in lines} == {case.id for case in run.cases}
     timed = {case.id for case in run.cases if case.status == "OK" and case.timing.median_s}
-    assert timed <= {line.row for line in lines if line.figure == TIME}
-    assert all(line.low <= line.value <= line.high for line in lines)
-    assert {line.accuracy for line in lines} == {"yes", "no", "not asked", "not measured"}
+    assert timed == {line["id"] for line in lines if line["figure"] == TIME}
+    assert all(line["low"] <= line["value"] <= line["high"] for line in lines if line["figure"])
+    kept = {line["accuracy"] for line in lines if line["status"] == "OK"}
+    assert kept == {"yes", "no", "not asked", "not measured"}
+    zeros = {
+        (case.id, name)
+        for case in run.cases
+        for name, metric in case.metrics.items()
+        if metric.value == 0 and case.status == "OK"
+    }
+    assert zeros <= {(line["id"], line["figure"]) for line in lines}
 
 
 def test_a_technique_is_of_the_folder_of_its_file():

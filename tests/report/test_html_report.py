@@ -21,6 +21,7 @@ import pytest
 from bench import conftest as plugin
 from bench.analysis.questions import answers
 from bench.analysis.reading import load
+from bench.analysis.table import table as tidy
 from bench.record import DIFFERENT, FRAMEWORKS, Record, decode, encode
 from bench.report import advised
 from bench.report import tables as tables_module
@@ -401,41 +402,41 @@ def test_a_run_that_goes_on_shows_no_answer_of_before(tmp_path):
 # tables.csv --------------------------------------------------------------------------------------
 
 
-def rows(run: Record) -> dict[str, dict[str, str]]:
-    return {row["id"]: row for row in csv.DictReader(io.StringIO(csv_text(run)))}
+def lines(run: Record) -> dict[tuple[str, str], dict[str, str]]:
+    found = csv.DictReader(io.StringIO(csv_text(run)))
+    return {(line["id"], line["figure"]): line for line in found}
 
 
-def test_csv_has_a_row_for_each_case_at_full_precision():
+def test_csv_has_a_line_for_each_figure_at_full_precision():
     run = whole_run()
-    by_id = rows(run)
-    assert list(by_id) == [case.id for case in run.cases]
-    case = find_case(run, BF16)
-    row = by_id[case.id]
-    assert float(row["step_s"]) == case.timing.median_s
-    assert float(row["step_s_low"]) == case.timing.ci_s[0]
-    assert row["blocks"] == "8"
+    case, by_figure = find_case(run, BF16), lines(run)
+    assert {row for row, _ in by_figure} == {case.id for case in run.cases}
+    time = by_figure[case.id, "time"]
+    assert float(time["value"]) == case.timing.median_s
+    assert float(time["low"]) == case.timing.ci_s[0]
+    assert (time["kind"], time["unit"], time["blocks"]) == ("interval", "s", "8")
     to_baseline, twins = (find_comparison(run, BF16, other) for other in (FP32, TF_BF16))
-    assert float(row["ratio_to_baseline"]) == to_baseline.ratio
-    assert row["ratio_to_baseline_verdict"] == to_baseline.verdict
-    assert float(row["ratio_pytorch_to_tensorflow"]) == twins.ratio
-    assert float(row["ratio_pytorch_to_tensorflow_high"]) == twins.ci[1]
-    assert row["memory_steady_peak_bytes"] == f"{case.memory.steady_peak_bytes:.0f}"
-    assert float(row["accuracy_to_baseline"]) == case.accuracy.difference.mean
-    assert float(row["metric_share_of_peak"]) == 0.18
-    assert row["metric_samples_per_s_unit"] == "1/s"
+    assert float(time["to_baseline_ratio"]) == to_baseline.ratio
+    assert time["to_baseline_verdict"] == to_baseline.verdict
+    assert float(time["pytorch_to_tensorflow_ratio"]) == twins.ratio
+    assert float(time["pytorch_to_tensorflow_high"]) == twins.ci[1]
+    peak = by_figure[case.id, "memory_steady_peak"]
+    assert peak["value"] == f"{case.memory.steady_peak_bytes:.0f}"
+    assert float(by_figure[case.id, "gained"]["value"]) == case.accuracy.difference.mean
+    assert float(by_figure[case.id, "share_of_peak"]["value"]) == 0.18
+    assert by_figure[case.id, "samples_per_s"]["unit"] == "1/s"
 
 
 def test_csv_leaves_out_what_the_tables_leave_out():
     run = with_case(whole_run(), BF16, status="FAILED", reason="died in block 5")
-    by_id = rows(run)
-    row = by_id[find_case(run, BF16).id]
-    assert row["reason"] == "died in block 5"
-    assert {row[name] for name in row if name.startswith(("step", "memory", "acc", "metric"))} == {
-        ""
-    }
-    row = by_id["mixed_precision/text-gpt-16/pt/as_installed"]
-    assert row["ratio_pytorch_to_tensorflow"] == ""
-    assert row["ratio_pytorch_to_tensorflow_verdict"] == DIFFERENT
+    by_figure = lines(run)
+    row = find_case(run, BF16).id
+    assert [figure for name, figure in by_figure if name == row] == [""]
+    assert by_figure[row, ""]["reason"] == "died in block 5"
+    assert by_figure[row, ""]["value"] == ""
+    unlike = by_figure["mixed_precision/text-gpt-16/pt/as_installed", "time"]
+    assert unlike["pytorch_to_tensorflow_ratio"] == ""
+    assert unlike["pytorch_to_tensorflow_verdict"] == DIFFERENT
 
 
 @pytest.mark.parametrize("name", ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1"])
@@ -444,16 +445,16 @@ def test_no_text_of_csv_is_a_formula(name):
         for cell in row:
             assert not cell.startswith(("=", "+", "@"))
             assert not cell.startswith("-") or float(cell) < 0
-    shown = rows(renamed(name))["mixed_precision/text-gpt-16/tf/compiled"]
+    shown = lines(renamed(name))["mixed_precision/text-gpt-16/tf/compiled", ""]
     assert shown["reason"].lstrip("'") == plain(name)
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_csv_is_rectangular_whatever_the_names(name):
     text = csv_text(renamed(name))
-    lines = list(csv.reader(io.StringIO(text)))
-    assert {len(line) for line in lines} == {len(lines[0])}
-    assert len(lines) == len(whole_run().cases) + 1 == text.count("\n")
+    cells = list(csv.reader(io.StringIO(text)))
+    assert {len(line) for line in cells} == {len(cells[0])}
+    assert len(cells) == len(tidy(whole_run())) + 1 == text.count("\n")
     text.encode()
 
 

@@ -453,7 +453,7 @@ def test_a_run_without_any_figure_still_reports():
     run = whole_run().but(cases=[], comparisons=[], techniques={}, finished=False)
     assert "NOT FINISHED" in terminal(run)
     assert markdown_tables(markdown(run))[0][0][0] == "framework"
-    assert csv_export.csv_text(run) == "\n"
+    assert csv_export.csv_text(run).count("\n") == 1  # the header alone
 
 
 def only(folder, technique):
