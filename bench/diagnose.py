@@ -29,7 +29,7 @@ from bench.analysis.questions import Remedy, remedies
 from bench.analysis.reading import load, results_file
 from bench.analysis.table import level
 from bench.harness import machine
-from bench.harness.schedule import remedying
+from bench.harness.run_plan import remedying
 from bench.harness.worker import ending
 from bench.record import FRAMEWORKS, Record
 from bench.report import parsers
@@ -180,6 +180,8 @@ def watched(framework: str, given: argparse.Namespace) -> dict:
     trains = path.suffix != ".py" or parts["backward"] or parts["optimizer"]
     predicts = not trains and not TRAINING.search(path.read_text("utf-8", "replace"))
     diagnosis |= {"others": watch.stop().others, "predicts": predicts}
+    if not can_tell(diagnosis):
+        diagnosis["evidence"] = diagnosis["evidence"][:1]  # where its time went, beside the others
     if framework == "tf" and predicts and _calls_predict(path):
         diagnosis["evidence"].append(
             "predict of Keras builds a dataset at each call: for one batch call the model itself, "

@@ -61,6 +61,7 @@ def test_beside_other_programs_nobody_can_tell(told, made):
     assert "held back by" not in text
     assert "measured to help" not in text
     assert not command.can_tell(diagnosis)
+    assert len(diagnosis["evidence"]) == 1
     assert command.known({"docs": load(ROOT / "docs")}, "pt", diagnosis) == []
 
 
