@@ -84,8 +84,8 @@ def diagnose(breakdown: Breakdown, *, full: float, faults: float) -> Diagnosis:
     slow = bottleneck == ARITHMETIC and _of_peak(breakdown) < SLOW
     if slow:
         evidence.append(
-            f"products run at {_of_peak(breakdown):.1%} of the peak: they are small or grouped, or, "
-            "in PyTorch, of denormal numbers (below 1e-38): try torch.set_flush_denormal(True)"
+            f"products run at {_of_peak(breakdown):.1%} of the peak: they are small, grouped, or "
+            "(in PyTorch) of denormal numbers (below 1e-38): try torch.set_flush_denormal(True)"
         )
     healthy = bottleneck == ARITHMETIC and not slow
     return Diagnosis(bottleneck, healthy, shares, tuple(evidence), breakdown)
