@@ -30,11 +30,11 @@ from bench.analysis.reading import load
 from bench.analysis.verdicts import Ratio, compare_runs
 from bench.record import DIFFERENT, FRAMEWORKS, Case, Comparison, Record
 from bench.report import parsers
-from bench.report.blocks import Table, of_figures, of_words
 from bench.report.content import machine_words, run_line
-from bench.report.figures import MISSING, compact, interval, number, plus_minus, ratio, scaled
+from bench.report.formatting import MISSING, compact, interval, number, plus_minus, ratio, scaled
 from bench.report.svg_shapes import letters
 from bench.report.tables import grid, markdown_table
+from bench.report.technique_tables import Table, of_figures, of_words
 from bench.report.text import plain, wrap
 
 # verdicts that say that something did

@@ -32,7 +32,7 @@ from bench.harness.folders import new_folder
 from bench.harness.plan import EFFORTS, FRAMEWORKS, Case, Technique
 from bench.harness.progress import clock
 from bench.harness.run import Run, Settings
-from bench.harness.schedule import Plan, techniques
+from bench.harness.run_plan import Plan, techniques
 from bench.harness.selection import (
     at_a_glance,
     cases_of,

@@ -13,11 +13,11 @@ from bench.analysis.ranking import GOALS, NAMES, Ranking, rank, works
 from bench.diagnose import MOST_TO_TELL
 from bench.harness import machine
 from bench.harness.folders import replace_file
-from bench.harness.schedule import remedying
+from bench.harness.run_plan import remedying
 from bench.record import FRAMEWORKS, Case, Record
 from bench.report.answer import perhaps, text
-from bench.report.figures import number, ratio
 from bench.report.files import OWN
+from bench.report.formatting import number, ratio
 from bench.report.text import hanging, plain, wrap
 from bench.user_code import UNTRIED, WIDTH
 from bench.user_task import UserModel

@@ -22,7 +22,7 @@ from bench.analysis.table import TIME, Row
 from bench.deployment import bench_export, bench_native_export
 from bench.harness import machine
 from bench.harness.processes import ROOT
-from bench.harness.schedule import techniques
+from bench.harness.run_plan import techniques
 from bench.record import FRAMEWORKS, Case
 from bench.report.names import title
 from bench.report.text import hanging

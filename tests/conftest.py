@@ -13,12 +13,12 @@ from typing import TextIO
 
 import hypothesis
 import pytest
+from bench.harness.run_plan import Plan
 
 from bench.harness import matches, plan
 from bench.harness.plan import Effort
 from bench.harness.processes import TimeLimits
 from bench.harness.run import Run, Settings
-from bench.harness.schedule import Plan
 from bench.harness.selection import cases_of, choose, with_baselines
 from shared import scratch
 from tests import workers

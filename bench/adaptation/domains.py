@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from bench.harness.accuracy import even_batch
+from bench.harness.helpers import plain
 from bench.harness.plan import WARM, Prepared, Work, Workload, other_math, warm
-from bench.harness.rows import plain
 from bench.harness.stages import Stages
 from bench.harness.watching import Watch
 from shared import datasets

@@ -11,8 +11,8 @@ from typing import Any
 
 from bench.compression.bench_sparse_inference import pruned
 from bench.harness.examples import examples
+from bench.harness.helpers import need_cpu
 from bench.harness.plan import Measure, Prepared, Price, Technique, Variant, Work, Workload, row
-from bench.harness.rows import need_cpu
 from bench.harness.stages import Stages
 from shared import teacher
 

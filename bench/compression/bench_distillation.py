@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from bench.harness.helpers import plain
 from bench.harness.plan import (
     Measure,
     Prepared,
@@ -18,7 +19,6 @@ from bench.harness.plan import (
     other_math,
     row,
 )
-from bench.harness.rows import plain
 from shared import teacher
 from shared.specs import TASKS, parameter_shapes
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from bench.compression import bench_distillation
 from bench.compression.bench_distillation import MOST_APART, gradient, norm
+from bench.harness.helpers import plain
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, other_math
-from bench.harness.rows import plain
 from shared import teacher
 
 # The student's second convolution and the teacher's last stage: both give 8 x 8 pixels.

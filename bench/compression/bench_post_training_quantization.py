@@ -13,6 +13,7 @@ import numpy as np
 
 from bench.harness.accuracy import even_batch
 from bench.harness.examples import examples
+from bench.harness.helpers import need_cpu, plain
 from bench.harness.plan import (
     PREDICTIONS,
     Measure,
@@ -24,7 +25,6 @@ from bench.harness.plan import (
     Work,
     Workload,
 )
-from bench.harness.rows import need_cpu, plain
 from bench.harness.stages import train_plain
 from shared import datasets, operators, teacher
 from shared.user_model import leaves

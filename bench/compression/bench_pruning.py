@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import count
 
+from bench.harness.helpers import plain
 from bench.harness.plan import Prepared, Price, Technique, Variant, Work, Workload, other_math
-from bench.harness.rows import plain
 from bench.harness.sizes import model_size
 from bench.harness.stages import train_on
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness.examples import examples
+from bench.harness.helpers import need_cpu
 from bench.harness.plan import Measure, Prepared, Price, Technique, Variant, Work, Workload, row
-from bench.harness.rows import need_cpu
 from bench.harness.stages import Stages, train_plain
 
 MORE_EPOCHS = 2  # beyond the recipe's, in every row: with fake quantization, or without

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from bench.harness.helpers import plain
 from bench.harness.plan import Prepared, Price, Technique, Variant, Work, Workload, row
-from bench.harness.rows import plain
 from bench.harness.stages import train_on
 
 UNSUPPORTED = {"tf": {"compress_two_to_four": "TensorFlow has no kernels for the pattern"}}

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from bench.compression import bench_pruning
+from bench.harness.helpers import plain
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, row
-from bench.harness.rows import plain
 from bench.harness.sizes import model_size
 from shared import datasets
 from shared.specs import GPTSpec, parameter_shapes

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from bench.harness.examples import examples
+from bench.harness.helpers import plain
 from bench.harness.plan import (
     PREDICTIONS,
     Prepared,
@@ -18,7 +19,6 @@ from bench.harness.plan import (
     Workload,
     row,
 )
-from bench.harness.rows import plain
 from bench.harness.stages import train_on
 from shared.specs import CNNSpec, parameter_count
 

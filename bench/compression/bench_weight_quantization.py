@@ -6,6 +6,7 @@ import importlib
 from dataclasses import replace
 
 from bench.harness.examples import examples
+from bench.harness.helpers import need_cpu, plain
 from bench.harness.plan import (
     PREDICTIONS,
     Prepared,
@@ -16,7 +17,6 @@ from bench.harness.plan import (
     Workload,
     other_math,
 )
-from bench.harness.rows import need_cpu, plain
 from bench.harness.stages import train_plain
 
 # Relative losses of twins: they round the same weights by rules of their own.

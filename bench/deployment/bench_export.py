@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from bench.harness.helpers import need_cpu
 from bench.harness.plan import (
     PREDICTIONS,
     Prepared,
@@ -14,7 +15,6 @@ from bench.harness.plan import (
     Work,
     Workload,
 )
-from bench.harness.rows import need_cpu
 from bench.probes import serving
 from bench.probes.serving import HALF_LOSSES, IN_PLACE, Route, row
 from shared import operators

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from bench.harness import machine
+from bench.harness.helpers import once, plain
 from bench.harness.plan import TRAIN_STEP, WARM, Technique, UserModel, Variant, Work, Workload
-from bench.harness.rows import once, plain
 
 PARTS = ("waiting", "transfer", "forward", "backward", "optimizer", "overhead", "idle")
 

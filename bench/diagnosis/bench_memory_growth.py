@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from bench.harness.helpers import once, plain
 from bench.harness.plan import Prepared, Technique, Work, Workload, warm
-from bench.harness.rows import once, plain
 
 ROUNDS = 50
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from statistics import fmean
 
+from bench.harness.helpers import figure, plain
 from bench.harness.plan import Technique, Work, Workload, warm
-from bench.harness.rows import figure, plain
 from shared.profiles import endless, run_steps
 
 STEPS = 20  # of either kind, a repetition

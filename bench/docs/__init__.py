@@ -20,13 +20,13 @@ from bench.analysis.families import FAMILIES
 from bench.analysis.reading import load, task_of, tasks, view
 from bench.harness.plan import FRAMEWORKS, Technique, Variant, Workload
 from bench.harness.processes import ROOT
-from bench.harness.schedule import techniques
+from bench.harness.run_plan import techniques
 from bench.record import Record, TaskFacts
 from bench.report import charts, svg
-from bench.report.blocks import tables
 from bench.report.content import measured
-from bench.report.figures import number
+from bench.report.formatting import number
 from bench.report.tables import escape, markdown_table
+from bench.report.technique_tables import tables
 from shared.specs import TASKS, parameter_count, train_step_flops
 
 FOLDER = ROOT / "docs" / "techniques"

@@ -25,9 +25,9 @@ from bench.harness.folders import replace_file
 from bench.harness.processes import ROOT
 from bench.record import FRAMEWORKS, Record
 from bench.report import parsers
-from bench.report.blocks import Table, of_words
-from bench.report.figures import MISSING, number, ratio
+from bench.report.formatting import MISSING, number, ratio
 from bench.report.tables import render
+from bench.report.technique_tables import Table, of_words
 
 RECORD, PAGE = ROOT / "docs" / "instructions.json", ROOT / "docs" / "instructions.md"
 TASK = "digits-cnn"

@@ -33,9 +33,9 @@ from bench.harness.plan import FRAMEWORKS
 from bench.harness.processes import ROOT
 from bench.record import DIFFERENT, Record
 from bench.report import parsers
-from bench.report.blocks import Table, of_words
-from bench.report.figures import number, ratio
+from bench.report.formatting import number, ratio
 from bench.report.tables import render
+from bench.report.technique_tables import Table, of_words
 from shared import user_model
 
 MODELS = ROOT / "docs" / "try_models"

@@ -10,7 +10,7 @@ from bench.harness import isolated_measurements, machine
 from bench.harness import state as states
 from bench.harness.plan import FRAMEWORKS, SEED, Case, Framework
 from bench.harness.processes import Failed, Processes, Unsupported
-from bench.harness.schedule import Plan
+from bench.harness.run_plan import Plan
 from bench.harness.state import RunState
 from bench.harness.worker import on_cpu
 from bench.record import Environment

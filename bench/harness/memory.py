@@ -33,7 +33,7 @@ def peak() -> int | None:
     return _status("VmHWM")
 
 
-def own_peak() -> int | None:
+def proportional_peak() -> int | None:
     """What this process held at most; pages that it shares count as its share of them."""
     now, most, own = resident(), peak(), proportional([os.getpid()])
     return None if None in (now, most, own) else own + max(0, most - now)

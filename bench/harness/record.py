@@ -11,7 +11,7 @@ import msgspec
 
 from bench.analysis.analyse import analyse
 from bench.harness.plan import Case, Technique
-from bench.harness.schedule import Plan
+from bench.harness.run_plan import Plan
 from bench.harness.state import CaseState, RunState
 from bench.record import (
     SCHEMA_VERSION,

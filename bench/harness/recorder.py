@@ -13,7 +13,7 @@ from bench.harness import state as states
 from bench.harness.folders import replace_file
 from bench.harness.progress import Progress
 from bench.harness.remaining import seconds_left
-from bench.harness.schedule import Plan
+from bench.harness.run_plan import Plan
 from bench.harness.state import RunState
 
 LONG_S = 180.0  # to wait for the end of a run

@@ -8,7 +8,7 @@ from math import inf
 
 from bench.harness.plan import Case
 from bench.harness.progress import clock
-from bench.harness.schedule import Plan
+from bench.harness.run_plan import Plan
 from bench.harness.state import RunState
 
 # The share of a pass that is expected to be left after a look: of 180 published comparisons 27%

@@ -21,7 +21,7 @@ from bench.harness.executor import Executor
 from bench.harness.plan import EFFORT, Effort
 from bench.harness.processes import Processes, TimeLimits
 from bench.harness.recorder import Recorder, Show
-from bench.harness.schedule import Plan
+from bench.harness.run_plan import Plan
 from bench.harness.scheduler import WRITING_S, Scheduler, take_up
 from bench.harness.state import Asked, RunState
 from bench.record import Record

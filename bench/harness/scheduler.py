@@ -18,7 +18,7 @@ from bench.analysis.stacks import stacked
 from bench.harness import record
 from bench.harness.plan import Case
 from bench.harness.remaining import open_cases
-from bench.harness.schedule import Plan
+from bench.harness.run_plan import Plan
 from bench.harness.state import CaseState, RunState
 from shared.specs import more_is_better
 

@@ -199,7 +199,7 @@ class Timing:
 
     def _op_finish(self, evidence: bool) -> Finished:
         """Whether steps were traced again, and on request the proof that the technique happened."""
-        traces, peak = self._trace_count(), memory.own_peak()
+        traces, peak = self._trace_count(), memory.proportional_peak()
         modules = self._modules() if evidence else None  # of the case, not of its proof
         proof = self._op_evidence() if evidence else Proof()
         return Finished(

@@ -268,7 +268,7 @@ class Checking:
             "labels_sha256": checksum(_numbered(batches[0][1])),
             "scatter": scatter,
             "step_s": step_s,
-            "peak_bytes": memory.own_peak(),
+            "peak_bytes": memory.proportional_peak(),
             "as_given": as_given,
         }
 

@@ -15,10 +15,10 @@ from bench.ladders.ladder import JUDGED, Ladder
 from bench.ladders.record import Climbed
 from bench.ladders.rule import Step, climbs_of
 from bench.record import FRAMEWORKS
-from bench.report.blocks import Table, of_figures, of_words
-from bench.report.figures import MISSING, number, ratio, scaled
+from bench.report.formatting import MISSING, number, ratio, scaled
 from bench.report.svg_shapes import Box, Chart, Label, Line, Mark, Scale, across, scale
 from bench.report.tables import escape, parts_as_markdown, parts_as_text
+from bench.report.technique_tables import Table, of_figures, of_words
 
 # figure -> head of its column, factor to its unit
 SHOWN = {

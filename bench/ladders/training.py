@@ -19,8 +19,8 @@ import psutil
 
 from bench.harness import machine, memory
 from bench.harness.accuracy import even_batch
+from bench.harness.helpers import once
 from bench.harness.plan import Work
-from bench.harness.rows import once
 from shared.utilization import Gpu, watch_utilization
 from shared.weights import checksum
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from bench.network import ring, sweeps
 from bench.network.ring import Estimate, Fit, Job, Projected, Validation
 from bench.network.sweeps import FITTED_AT, VALIDATED_AT, Record
-from bench.report.blocks import Table, of_figures, of_words
-from bench.report.figures import MISSING, number
+from bench.report.formatting import MISSING, number
+from bench.report.technique_tables import Table, of_figures, of_words
 
 TITLES = {"pt": "PyTorch, gloo", "tf": "TensorFlow, RING"}
 NO_UPSTREAM = {"tf": {"sharded (FSDP)", "pipeline"}}  # strategies that a framework does not have

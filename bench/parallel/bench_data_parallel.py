@@ -8,9 +8,9 @@ from statistics import median
 
 import numpy as np
 
+from bench.harness.helpers import figure, once
 from bench.harness.machine import usable_threads
 from bench.harness.plan import Technique, Variant, Work, Workload, warm
-from bench.harness.rows import figure, once
 from shared import datasets, parallel
 from shared.specs import TASKS, parameter_count
 

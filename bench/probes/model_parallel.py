@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 import psutil
 
+from bench.harness.helpers import figure
 from bench.harness.machine import usable_threads
 from bench.harness.plan import Work
-from bench.harness.rows import figure
 from shared import parallel
 from shared.datasets import first_batches
 

@@ -30,9 +30,9 @@ import numpy as np
 import psutil
 
 from bench.harness import machine, memory
+from bench.harness.helpers import figure, plain
 from bench.harness.machine import usable_threads
 from bench.harness.plan import Work
-from bench.harness.rows import figure, plain
 
 SEED = 2026
 SHORTEST_S = 0.3  # of a repetition

@@ -24,10 +24,10 @@ import numpy as np
 
 from bench.harness.examples import examples
 from bench.harness.folders import written_once
+from bench.harness.helpers import figure
 from bench.harness.machine import THREAD_VARIABLES, usable_threads
 from bench.harness.plan import WARM, Prepared, Variant, Work, warm
 from bench.harness.processes import ROOT
-from bench.harness.rows import figure
 from bench.harness.sizes import artifact_bytes
 from shared import datasets
 from shared.provenance import provenance

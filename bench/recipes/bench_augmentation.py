@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.harness.helpers import figure
 from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload, other_math
-from bench.harness.rows import figure
 from bench.harness.stages import Stages
 from shared import datasets
 

@@ -7,8 +7,8 @@ from functools import partial
 
 import numpy as np
 
+from bench.harness.helpers import plain
 from bench.harness.plan import TRAINED, Prepared, Technique, Variant, Work, Workload, other_math
-from bench.harness.rows import plain
 from bench.harness.stages import Stages
 from shared.specs import more_is_better
 

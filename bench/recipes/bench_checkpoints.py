@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from bench.harness.helpers import figure, once, plain
 from bench.harness.plan import Technique, Work, Workload, warm
-from bench.harness.rows import figure, once, plain
 
 TECHNIQUE = Technique(
     family="recipes",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.harness.helpers import figure, once
 from bench.harness.plan import Technique, Work, Workload, warm
-from bench.harness.rows import figure, once
 from shared import datasets
 
 TECHNIQUE = Technique(

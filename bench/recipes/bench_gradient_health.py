@@ -6,8 +6,8 @@ import time
 
 import numpy as np
 
+from bench.harness.helpers import figure, once, plain
 from bench.harness.plan import Technique, Work, Workload, warm
-from bench.harness.rows import figure, once, plain
 
 TECHNIQUE = Technique(
     family="recipes",

@@ -7,8 +7,8 @@ from functools import partial
 
 import numpy as np
 
+from bench.harness.helpers import once, plain
 from bench.harness.plan import TRAINED, Prepared, Technique, Work, Workload, row
-from bench.harness.rows import once, plain
 from bench.harness.stages import Stages
 from shared.specs import Recipe
 

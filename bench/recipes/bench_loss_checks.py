@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from bench.harness.helpers import figure, once
 from bench.harness.plan import Technique, Work, Workload, warm
-from bench.harness.rows import figure, once
 
 TECHNIQUE = Technique(
     family="recipes",

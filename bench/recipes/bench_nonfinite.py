@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from bench.harness.helpers import plain
 from bench.harness.plan import Prepared, Technique, Work, Workload, warm
-from bench.harness.rows import plain
 
 TECHNIQUE = Technique(
     family="recipes",

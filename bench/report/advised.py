@@ -22,9 +22,9 @@ from bench.analysis.table import (
 from bench.analysis.verdicts import DELTA
 from bench.record import FRAMEWORKS, Case
 from bench.report.answer import accuracy_of
-from bench.report.blocks import Table, of_words
-from bench.report.figures import interval, number
+from bench.report.formatting import interval, number
 from bench.report.names import name_of, sizes, title
+from bench.report.technique_tables import Table, of_words
 from bench.report.text import hanging, pad, plain, wrap
 
 

@@ -21,9 +21,9 @@ from bench.analysis.table import (
     Figure,
     Row,
 )
-from bench.report.blocks import Table, of_figures, of_words
-from bench.report.figures import MISSING, interval, number, plus_minus, ratio
+from bench.report.formatting import MISSING, interval, number, plus_minus, ratio
 from bench.report.names import name_of, sizes
+from bench.report.technique_tables import Table, of_figures, of_words
 from bench.report.text import hanging, plain, wrap
 
 PROVISIONAL = "provisional: one block, no interval"

@@ -9,7 +9,7 @@ from typing import Any
 from bench.analysis.reading import View
 from bench.analysis.verdicts import DELTA, shown_less, shown_more
 from bench.record import DIFFERENT, Case, Comparison, Control
-from bench.report.figures import number, ratio
+from bench.report.formatting import number, ratio
 from bench.report.svg_shapes import (
     Box,
     Chart,

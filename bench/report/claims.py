@@ -13,10 +13,10 @@ from markupsafe import Markup
 from bench.analysis.claims import FAILS, HOLDS, OPEN, VERDICTS, Claim, Judged, Rule
 from bench.analysis.table import Figure
 from bench.record import FRAMEWORKS, Record
-from bench.report.blocks import Table, name_shown, of_words
 from bench.report.content import measured, run_line, warnings
-from bench.report.figures import number, plus_minus, ratio
+from bench.report.formatting import number, plus_minus, ratio
 from bench.report.tables import render
+from bench.report.technique_tables import Table, name_shown, of_words
 from bench.report.text import hanging, plain, wrap
 
 LABEL = 9  # cells of a label in the terminal

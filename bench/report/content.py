@@ -28,9 +28,9 @@ from bench.record import (
     TechniqueNotes,
 )
 from bench.report import graphs
-from bench.report.blocks import Table, of_figures, of_words, tables
-from bench.report.figures import MISSING, compact, number, ratio, scaled
+from bench.report.formatting import MISSING, compact, number, ratio, scaled
 from bench.report.names import parameters, rounded, title
+from bench.report.technique_tables import Table, of_figures, of_words, tables
 from bench.report.text import plain
 
 Facts = list[tuple[str, str]]

@@ -7,7 +7,7 @@ from typing import Any
 from bench.analysis.reading import View
 from bench.analysis.values import is_number
 from bench.record import Case
-from bench.report.figures import compact
+from bench.report.formatting import compact
 from bench.report.svg_shapes import Chart, Curve, Mark, Scale, scale, side_of, up_and_across
 
 LEFT, RIGHT, TOP, BOTTOM = 14.0, 94.0, 10.0, 130.0

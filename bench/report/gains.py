@@ -15,7 +15,7 @@ from bench.analysis.table import TIME, Row
 from bench.analysis.verdicts import DELTA, shown_less, shown_more
 from bench.record import FRAMEWORKS
 from bench.report.answer import accuracy_of, full_name, ratio_of
-from bench.report.figures import number
+from bench.report.formatting import number
 from bench.report.svg_shapes import Box, Chart, Label, Line, Mark, Scale, across, scale
 
 LEFT, RIGHT = 47.0, 76.0  # percents between which the axis runs: names left of it, figures right

@@ -11,8 +11,8 @@ from typing import Any
 from bench.analysis.reading import View
 from bench.analysis.values import is_number
 from bench.record import DIFFERENT, FRAMEWORKS, Case
-from bench.report.blocks import Table, of_figures, of_words
-from bench.report.figures import MISSING, ratio
+from bench.report.formatting import MISSING, ratio
+from bench.report.technique_tables import Table, of_figures, of_words
 
 Histogram = dict[str, int]
 ELSEWHERE = ("graph_operators", "measured", "curve")  # parts of a proof with tables or charts

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.analysis.reading import View
 from bench.record import DIFFERENT, Case, Metric
-from bench.report.figures import number
+from bench.report.formatting import number
 from bench.report.svg_shapes import (
     Chart,
     Curve,

@@ -18,12 +18,12 @@ from bench.analysis.ranking import Work, rank
 from bench.analysis.reading import View, task_of, techniques, view
 from bench.record import Record, TaskFacts
 from bench.report import advised, answer, charts, gains, svg
-from bench.report.blocks import Table, phases
 from bench.report.content import Facts, Report, TaskPart, TechniquePart, build
 from bench.report.curves import curves
 from bench.report.lifetimes import lifetimes
 from bench.report.svg_shapes import Chart
 from bench.report.tables import GRAPHS, SAME_WORK
+from bench.report.technique_tables import Table, phases
 from bench.report.tradeoffs import tradeoffs
 
 

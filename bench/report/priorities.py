@@ -6,11 +6,11 @@ from bench.analysis.questions import FIGURES, Leaf, Priority, path
 from bench.analysis.table import GAINED, Row
 from bench.record import FRAMEWORKS, Record
 from bench.report.answer import HEADS, accuracy_of, ratio_of, share
-from bench.report.blocks import Table, of_figures, of_words
 from bench.report.content import measured, run_line, warnings
-from bench.report.figures import MISSING, number, plus_minus
+from bench.report.formatting import MISSING, number, plus_minus
 from bench.report.names import name_of
 from bench.report.tables import escape, grid, markdown_table
+from bench.report.technique_tables import Table, of_figures, of_words
 from bench.report.text import hanging, plain, wrap
 
 SHOWN = 3  # rows at the end of a path

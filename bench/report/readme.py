@@ -20,11 +20,11 @@ from bench.analysis.table import TIME
 from bench.record import FRAMEWORKS, Comparison, Record
 from bench.report import advised, gains, svg
 from bench.report.answer import figure_of
-from bench.report.blocks import Table
 from bench.report.content import machine_words, measured, run_line, warnings
-from bench.report.figures import ratio
+from bench.report.formatting import ratio
 from bench.report.names import name_of, title
 from bench.report.tables import advised_table, escape
+from bench.report.technique_tables import Table
 
 BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
 PAGES = "docs/techniques"

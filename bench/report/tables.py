@@ -18,8 +18,8 @@ from rich.text import Text
 
 from bench.record import Record
 from bench.report import advised, answer
-from bench.report.blocks import Column, Table
 from bench.report.content import Facts, Report, TechniquePart, build
+from bench.report.technique_tables import Column, Table
 from bench.report.text import CONSOLE, GAP, hanging, plain, wrap
 
 SMALLEST_WIDTH = 60

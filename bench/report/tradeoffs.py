@@ -7,8 +7,7 @@ from itertools import pairwise, zip_longest
 
 from bench.analysis.reading import View
 from bench.record import FRAMEWORKS, Case, TaskFacts
-from bench.report.blocks import Table, of_figures, of_words, unit_of
-from bench.report.figures import compact, number, plus_minus, scaled
+from bench.report.formatting import compact, number, plus_minus, scaled
 from bench.report.svg_shapes import (
     Chart,
     Curve,
@@ -20,6 +19,7 @@ from bench.report.svg_shapes import (
     spread_letters,
     up_and_across,
 )
+from bench.report.technique_tables import Table, of_figures, of_words, unit_of
 from shared.specs import more_is_better
 
 STEP_TIME, SIZE, COMPRESSED = "step time [ms]", "size on disk [MB]", "size compressed [MB]"

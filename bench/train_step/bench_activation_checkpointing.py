@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from bench.harness.helpers import plain
 from bench.harness.plan import TRAIN_STEP, Prepared, Technique, UserModel, Variant, Work, Workload
-from bench.harness.rows import plain
 
 # Of a transformer block, the second run repeats qkv, attention, projection and up, but not the last
 # product, whose result no gradient needs. TensorFlow's attention counts as two products, and

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from bench.harness import machine
+from bench.harness.helpers import once
 from bench.harness.plan import TRAIN_STEP, Technique, UserModel, Work, Workload, warm
-from bench.harness.rows import once
 from bench.harness.user_model import KIT, Side
 from shared.specs import TASKS
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from dataclasses import replace
 
+from bench.harness.helpers import plain
 from bench.harness.plan import (
     TRAIN_STEP,
     Prepared,
@@ -15,7 +16,6 @@ from bench.harness.plan import (
     Workload,
     row,
 )
-from bench.harness.rows import plain
 
 DEFAULTS = {"pt_impl": "channels_first", "tf_impl": "channels_last"}
 

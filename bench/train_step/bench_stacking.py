@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from functools import partial
 
+from bench.harness.helpers import plain
 from bench.harness.plan import (
     TRAIN_STEP,
     Prepared,
@@ -16,7 +17,6 @@ from bench.harness.plan import (
     Workload,
     row,
 )
-from bench.harness.rows import plain
 from bench.train_step.bench_mixed_precision import BF16_LOSSES
 
 CHANNELS_LAST = {"memory_format": "channels_last"}

@@ -21,8 +21,8 @@ from bench.harness import machine
 from bench.harness.folders import replace_file
 from bench.harness.processes import ROOT
 from bench.record import FRAMEWORKS
-from bench.report.blocks import Table, of_figures, of_words
 from bench.report.tables import markdown_table
+from bench.report.technique_tables import Table, of_figures, of_words
 from shared.growth import LEAK
 
 RECORD, PAGE = ROOT / "docs" / "attacked.json", ROOT / "docs" / "attacked.md"

@@ -27,10 +27,10 @@ from bench.analysis.fit import block_times, fit_of
 from bench.analysis.sequential import DECIDED, Pair, judge
 from bench.harness import machine
 from bench.harness.folders import replace_file
+from bench.harness.helpers import plain
 from bench.harness.matches import Match, parent_key, start_order
 from bench.harness.plan import EFFORT, FRAMEWORKS, SEED, Case, Prepared, Variant, Work, Workload
 from bench.harness.processes import Processes
-from bench.harness.rows import plain
 from bench.validation.pace import paced
 from shared import datasets
 

@@ -22,9 +22,9 @@ from bench.harness.folders import replace_file
 from bench.harness.processes import ROOT
 from bench.record import FRAMEWORKS
 from bench.report import parsers
-from bench.report.blocks import Table, of_figures, of_words
-from bench.report.figures import MISSING, number
+from bench.report.formatting import MISSING, number
 from bench.report.tables import markdown_table
+from bench.report.technique_tables import Table, of_figures, of_words
 from bench.validation.controls import (
     CONTROLS,
     COPIES,

@@ -25,9 +25,9 @@ from bench.harness.plan import FRAMEWORKS, Case
 from bench.harness.processes import ROOT
 from bench.harness.selection import cases_of
 from bench.harness.worker import Operations
-from bench.report.blocks import Table, of_figures, of_words
-from bench.report.figures import MISSING, ratio
+from bench.report.formatting import MISSING, ratio
 from bench.report.tables import markdown_table
+from bench.report.technique_tables import Table, of_figures, of_words
 from bench.validation import attacked
 from bench.validation.new_processes import answers
 from shared import datasets

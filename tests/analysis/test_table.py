@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bench.harness.run_plan import techniques
 from scipy import stats
 
 from bench.analysis.declared import complete, of_row
@@ -37,7 +38,6 @@ from bench.analysis.table import (
     table,
 )
 from bench.compression import bench_combinations
-from bench.harness.schedule import techniques
 from bench.record import AccuracyDifference, Metric, Price
 from bench.train_step import bench_compilation
 from tests import records

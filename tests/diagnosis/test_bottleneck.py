@@ -10,12 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from bench.harness.run_plan import techniques
 
 from bench import diagnose as command
 from bench.analysis.questions import REMEDIES, remedies
 from bench.analysis.reading import load
 from bench.analysis.table import TIME
-from bench.harness.schedule import techniques
 from bench.record import Attempt, encode
 from shared.bottlenecks import BOTTLENECKS, diagnose
 from shared.profiles import Breakdown, Operator

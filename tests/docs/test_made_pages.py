@@ -10,11 +10,11 @@ from importlib import import_module
 
 import msgspec
 import pytest
+from bench.harness.run_plan import techniques
 from markdown_it import MarkdownIt
 
 from bench import docs
 from bench.docs import command, instructions, tried
-from bench.harness.schedule import techniques
 from bench.ladders import climbing
 from bench.ladders import command as ladders
 from bench.ladders import record as climbs

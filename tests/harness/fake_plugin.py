@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from bench.harness import matches, plan, schedule
+from bench.harness import matches, plan, run_plan
 from bench.harness.plan import Effort
 from tests.harness import faulty
 
@@ -35,7 +35,7 @@ def install() -> None:
         matches.Match.play = _held(matches.Match.play, int(block))
     plan.FRAMEWORKS.update(FAKES)
     plan.EFFORT.update(EFFORT)
-    schedule.techniques = lambda: {faulty.SMALL.name: faulty.SMALL}
+    run_plan.techniques = lambda: {faulty.SMALL.name: faulty.SMALL}
 
 
 def _held(play: Callable, block: int) -> Callable:

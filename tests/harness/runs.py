@@ -2,7 +2,7 @@
 
 from bench.harness import state as states
 from bench.harness.plan import EFFORT
-from bench.harness.schedule import Plan
+from bench.harness.run_plan import Plan
 from bench.harness.scheduler import Scheduler
 from bench.harness.state import Asked
 from bench.record import Environment

@@ -14,7 +14,7 @@ import pytest
 
 from bench.analysis.values import MOST_OTHERS
 from bench.harness.plan import EFFORTS, FRAMEWORKS
-from bench.harness.schedule import techniques
+from bench.harness.run_plan import techniques
 from shared.specs import TASKS
 from tests.harness.command_line import (
     PLAIN,

@@ -4,7 +4,7 @@ import pytest
 
 from bench.harness import isolated_measurements, memory, processes
 from bench.harness.processes import Processes
-from bench.harness.schedule import techniques
+from bench.harness.run_plan import techniques
 from bench.harness.selection import cases_of
 from shared import datasets
 from shared.specs import TASKS

@@ -5,7 +5,7 @@ import importlib
 import pytest
 
 import pt_impl
-from bench.harness import rows
+from bench.harness import helpers
 from bench.harness.plan import Work
 from bench.harness.user_model import KIT
 from shared.specs import TASKS
@@ -43,7 +43,7 @@ def _prepare(name: str, variant):
 def test_a_file_for_a_cpu_is_refused_beside_a_gpu(monkeypatch, name, variant):
     for module in KIT:
         importlib.import_module(f"pt_impl.{module}")
-    monkeypatch.setattr(rows, "on_cpu", lambda device: False)
+    monkeypatch.setattr(helpers, "on_cpu", lambda device: False)
     if variant.name in IN_PLACE:
         assert _prepare(name, variant).predict
         return

@@ -7,8 +7,8 @@ import pytest
 from bench.analysis.reading import view
 from bench.harness import energy
 from bench.harness.energy import Meter
-from bench.report import blocks, tables
-from bench.report.figures import MISSING
+from bench.report import tables, technique_tables
+from bench.report.formatting import MISSING
 from tests.harness.test_record import CHANGED, PLAIN, STEP_S, fill, nothing, times
 from tests.records import find_case
 
@@ -89,7 +89,7 @@ def test_joules_have_intervals_over_blocks():
     assert all("energy_per_step" not in c.metrics for c in others)
 
     seen, task = view(made, "made_up", "digits-cnn"), made.tasks["digits-cnn"]
-    table = next(table for table in blocks.tables(seen, task) if table.name == "energy")
+    table = next(table for table in technique_tables.tables(seen, task) if table.name == "energy")
     cells = [cell for row in table.rows for cell in row[1:]]
     assert MISSING in cells
     assert "0.500 (0.500–0.500)" in cells

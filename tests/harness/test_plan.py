@@ -26,7 +26,7 @@ from bench.harness.plan import (
     Workload,
 )
 from bench.harness.progress import clock
-from bench.harness.schedule import Plan, techniques
+from bench.harness.run_plan import Plan, techniques
 from bench.harness.selection import (
     MOST_ALIVE,
     at_a_glance,

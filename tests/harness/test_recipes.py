@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench.harness.plan import EFFORT, Work
-from bench.harness.schedule import Plan
+from bench.harness.run_plan import Plan
 from bench.harness.selection import cases_of
 from bench.harness.stages import Stages
 from bench.recipes import bench_augmentation, bench_initialization, bench_learning_rate_finder

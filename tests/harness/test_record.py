@@ -24,7 +24,7 @@ from bench.harness.isolated_measurements import Trained
 from bench.harness.matches import Played
 from bench.harness.plan import EFFORT, Technique, Variant, Workload
 from bench.harness.recorder import Recorder
-from bench.harness.schedule import Plan
+from bench.harness.run_plan import Plan
 from bench.harness.selection import cases_of
 from bench.harness.state import RunState
 from bench.record import Artifact, Conditions, Metric, encode

@@ -27,7 +27,7 @@ from bench.harness.matches import Match, Played, start_order
 from bench.harness.plan import LOOKS, SEED, SEED_LOOKS, Effort, Technique, Variant, Workload
 from bench.harness.processes import Failed, Processes
 from bench.harness.run import Run, Settings
-from bench.harness.schedule import Plan
+from bench.harness.run_plan import Plan
 from bench.harness.scheduler import WRITING_S
 from bench.harness.selection import cases_of
 from bench.record import Metric, encode

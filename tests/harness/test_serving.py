@@ -76,7 +76,7 @@ def test_slow_predictions_end_after_the_time_that_is_asked_for(clock):
     assert 0.6 < clock.now < 0.65
 
 
-def test_memory_is_the_process_s_own_peak(request_of, tmp_path):
+def test_memory_is_the_process_s_proportional_peak(request_of, tmp_path):
     small = serving._serve(request_of(), 1, [], 0, tmp_path)["memory"]
     large = serving._serve(request_of(grows=25_000_000), 1, [], 0, tmp_path)["memory"]
     assert 190e6 < large - small < 210e6  # 200 MB

@@ -23,7 +23,7 @@ from bench import choose, conftest, resume, try_model, user_answer, user_code, u
 from bench.analysis.ranking import TRAIN
 from bench.analysis.reading import load
 from bench.harness import machine
-from bench.harness.schedule import techniques
+from bench.harness.run_plan import techniques
 from bench.record import Timing
 from bench.user_task import OF_A_FAMILY, UserModel, left_out
 from shared import user_model

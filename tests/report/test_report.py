@@ -43,7 +43,7 @@ from bench.record import (
     Timing,
     encode,
 )
-from bench.report import command, csv_export, figures, readme
+from bench.report import command, csv_export, formatting, readme
 from bench.report import page as html_page
 from bench.report.content import merge
 from bench.report.files import FORMATS, write_reports
@@ -741,26 +741,26 @@ def test_wrap_breaks_at_blanks_and_within_a_word_that_is_too_long_alone():
     ],
 )
 def test_number(value, text):
-    assert figures.number(value) == text
+    assert formatting.number(value) == text
 
 
 def test_interval_has_the_decimals_of_its_estimate():
-    assert figures.interval([9.876, 10.234], like=9.99) == "9.88–10.23"
-    assert figures.interval([None, 1.0]) == DASH
+    assert formatting.interval([9.876, 10.234], like=9.99) == "9.88–10.23"
+    assert formatting.interval([None, 1.0]) == DASH
 
 
 def test_plus_minus_rounds_to_the_interval():
-    assert figures.plus_minus(97.3123, [97.07, 97.55]) == "97.31 ± 0.24"
-    assert figures.plus_minus(2.10512, [2.10312, 2.10712]) == "2.1051 ± 0.0020"
-    assert figures.plus_minus(0.2, None, signed=True) == "+0.20"
-    assert figures.plus_minus(0.0, [0.0, 0.0]) == "0.00 ± 0.00"
-    assert figures.plus_minus(None, [1.0, 2.0]) == DASH
+    assert formatting.plus_minus(97.3123, [97.07, 97.55]) == "97.31 ± 0.24"
+    assert formatting.plus_minus(2.10512, [2.10312, 2.10712]) == "2.1051 ± 0.0020"
+    assert formatting.plus_minus(0.2, None, signed=True) == "+0.20"
+    assert formatting.plus_minus(0.0, [0.0, 0.0]) == "0.00 ± 0.00"
+    assert formatting.plus_minus(None, [1.0, 2.0]) == DASH
 
 
 def test_compact_and_merge():
     proofs = [{"dtypes": {"matmul": {"bfloat16": 3}}, "retraces": 0}, {"retraces": 2, "ok": True}]
-    assert figures.compact(merge(proofs)) == "dtypes: matmul: bfloat16 3 · retraces 0–2 · ok yes"
-    assert figures.compact({}) == figures.compact(None) == figures.compact("") == DASH
+    assert formatting.compact(merge(proofs)) == "dtypes: matmul: bfloat16 3 · retraces 0–2 · ok yes"
+    assert formatting.compact({}) == formatting.compact(None) == formatting.compact("") == DASH
 
 
 # Reading and writing -----------------------------------------------------------------------------
@@ -956,14 +956,14 @@ def test_readme_gets_a_chart_conclusions_and_decisions(folder, page):
 def numbers_of(run: Record) -> set[str]:
     """Every ratio, either way round, and time of a record, as README.md writes them."""
     ratios = [r for c in run.comparisons if c.ratio for r in (c.ratio, 1 / c.ratio)]
-    known = set(map(figures.number, ratios))
+    known = set(map(formatting.number, ratios))
     for case in run.cases:
         if case.timing.median_s:
-            known.add(figures.number(1e3 * case.timing.median_s))
+            known.add(formatting.number(1e3 * case.timing.median_s))
         base = baseline(case, run.cases) or case
         rates = [each.value_of("samples_per_s") for each in (case, base)]
         if all(rates):  # what is not timed has the ratio of its rates
-            known.add(figures.number(rates[0] / rates[1]))
+            known.add(formatting.number(rates[0] / rates[1]))
     return known
 
 

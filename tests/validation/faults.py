@@ -699,14 +699,14 @@ SHOWN = (
     ),
     Fault(
         "seconds shown as milliseconds",
-        "bench/report/blocks.py",
+        "bench/report/technique_tables.py",
         "case.timing.median_s, case.timing.ci_s, 1e3",
         "case.timing.median_s, case.timing.ci_s, 1",
         REPORT,
     ),
     Fault(
         "zero for what is missing",
-        "bench/report/figures.py",
+        "bench/report/formatting.py",
         "    if value is None:\n        return MISSING\n    if value and not",
         '    if value is None:\n        return "0"\n    if value and not',
         REPORT,
