@@ -42,8 +42,6 @@ SHORT = ("analysis", "report", "shared")
 # Files that look at what one worker found: in several processes it would run as often.
 TOGETHER = (
     "diagnosis/",
-    "kit/test_optimizers.py",
-    "kit/test_parity.py",
     "ladders/",
 )
 # Fixtures of a module in which the harness measures time or what others do to it.

@@ -1,58 +1,56 @@
-"""What the parity tests share: the arrays of each side, and the comparison that they all use."""
+"""Models and weights that the tests of equal work share."""
 
-import functools
-import tempfile
-from pathlib import Path
+from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 
-from tests import workers
+from shared.specs import TASKS, BottleneckSpec, CNNSpec, DetectorSpec, GPTSpec, ResNetSpec
+from shared.weights import init_weights
 
-SIDES = ("pt", "keras3", "tf_keras")
-
-
-def arrays() -> dict[str, dict[str, np.ndarray]]:
-    """Side -> the arrays of its worker; each side runs once a session, in its own process."""
-    found, failure = _run()
-    assert not failure, failure
-    return found
+SEED, STEPS, BATCH_SIZE = 5, 10, 8
 
 
-@functools.cache
-def _run() -> tuple[dict[str, dict[str, np.ndarray]], str]:
-    """The arrays of each side, and what failed: kept too, so that no test runs it again."""
-    with tempfile.TemporaryDirectory() as folder:
-        outputs = {side: Path(folder) / f"{side}.npz" for side in SIDES}
-        try:
-            workers.run("kit.parity_worker", SIDES, lambda side: [folder, outputs[side]])
-        except AssertionError as error:
-            return {}, str(error)
-        return {side: dict(np.load(path)) for side, path in outputs.items()}, ""
+def _task(name: str, model):
+    """A task's recipe and bar with a model of its kind."""
+    return replace(TASKS[name], model=model)
 
 
-def part(side: str, prefix: str) -> dict[str, np.ndarray]:
-    """The arrays of `side` below `prefix`, without it."""
-    start = f"{prefix}/"
-    found = {k.removeprefix(start): v for k, v in arrays()[side].items() if k.startswith(start)}
-    assert found, f"{side} has nothing below {prefix}"
-    return found
+# Of each kind of model, two of each part one after the other. Wider and deeper ones are the same
+# code, and every timed row certifies its ten first losses.
+_CNN = CNNSpec((12, 12, 2), ((6, 1), (8, 2)), num_classes=5)
+_GPT = GPTSpec(vocabulary=11, sequence_length=6, width=8, heads=2, layers=2)
+PROVEN = {
+    "cnn": _task("digits-cnn", _CNN),
+    "without batchnorm": _task("digits-cnn", replace(_CNN, batch_norm=False)),
+    "resnet": _task("digits-resnet20", ResNetSpec((12, 12, 2), 2, (6,), num_classes=5)),
+    "large stem": _task(
+        "photos-resnet18", ResNetSpec((48, 48, 3), 1, (4, 6), num_classes=5, large_stem=True)
+    ),
+    "bottleneck": _task(
+        "photos-resnet50", BottleneckSpec((48, 48, 3), (1, 2), (4, 6), num_classes=5)
+    ),
+    "detector": _task(
+        "digits-detection",
+        DetectorSpec((24, 24, 3), ((4, 2), (6, 2), (6, 1), (6, 2)), (2, 3), (8.0,), num_classes=3),
+    ),
+    "gpt": _task("text-gpt", _GPT),
+    "bert": _task("text-bert", replace(_GPT, layers=1, causal=False)),
+}
 
 
-def difference(name: str, ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Relative L2 of two tensors; of losses the largest relative difference of a step."""
-    ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
-    if ours.shape != theirs.shape:
-        return np.inf
-    if name == "losses":
-        return float(np.max(np.abs(ours - theirs) / np.abs(theirs)))
-    scale = np.linalg.norm(theirs)
-    return float(np.linalg.norm(ours - theirs) / (scale or 1.0))
-
-
-def check(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray], bar: float) -> None:
-    """Assert that both have the same arrays, each within `bar`; name the five worst else."""
-    assert ours.keys() == theirs.keys()
-    found = {name: difference(name, ours[name], theirs[name]) for name in theirs}
-    beyond = sorted(((d, n) for n, d in found.items() if not d <= bar), reverse=True)
-    worst = ", ".join(f"{name} {value:.1e}" for value, name in beyond[:5])
-    assert not beyond, f"{len(beyond)} of {len(found)} differ by more than {bar:.0e}: {worst}"
+def trained_looking(spec) -> dict[str, np.ndarray]:
+    """Weights where no scale is 1 and no shift is 0, so that none can be mistaken for another."""
+    random = np.random.default_rng(SEED)
+    weights = init_weights(spec, SEED)
+    for name, value in weights.items():
+        kind = name.rpartition(".")[2]
+        if name.endswith("conv2.bn.gamma" if spec.family == "bottleneck" else "conv1.bn.gamma"):
+            # Trained residual branches add little; large ones amplify rounding from block to block.
+            weights[name] = random.uniform(0.1, 0.3, value.shape).astype(np.float32)
+        elif kind in ("gamma", "variance"):
+            weights[name] = random.uniform(0.5, 1.5, value.shape).astype(np.float32)
+        elif kind in ("beta", "bias", "mean"):
+            weights[name] = random.normal(0.0, 0.3, value.shape).astype(np.float32)
+    return weights
