@@ -439,12 +439,17 @@ def _used(source: str) -> set[str]:
     }
 
 
+def named_to_copy(path: Path) -> list[str]:
+    """The files that the head of a technique file says have to be copied with it."""
+    return re.findall(r"`([\w/]+\.py)`", head_of(path).partition("\nCopy with it:")[2])
+
+
 def copying_faults(root: Path) -> Iterator[str]:
     """The head of a file says what has to be copied with it: all of it, and nothing else."""
     for path in technique_files(root):
         place = place_of(path, root)
         wanted = needed(root, place)
-        if re.findall(r"`([\w/]+\.py)`", head_of(path).partition("\nCopy with it:")[2]) != wanted:
+        if named_to_copy(path) != wanted:
             yield f"{place} needs {', '.join(wanted) or 'nothing'}: say so at its head's end"
         others = [name for name in wanted if name.split("/")[1] not in FAMILIES]
         if len(others) > MOST_FILES_TO_COPY and path.stem not in STACKS | NEEDS_MORE:
