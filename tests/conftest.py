@@ -40,15 +40,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Files of few and long tests begin, so that none is the last to end.
 SHORT = ("analysis", "report", "shared")
 # Files that look at what one worker found: in several processes it would run as often.
-TOGETHER = (
-    "diagnosis/",
-    "ladders/",
-)
+TOGETHER = ("ladders/",)
 # Fixtures of a module in which the harness measures time or what others do to it.
 MEASURING = {"harness/test_harness.py": {"faults"}}
 MEASURING |= {
-    f"diagnosis/test_{name}.py": {"timed_evidence"}
-    for name in ("bottleneck", "memory_growth", "profiling")
+    f"diagnosis/test_{name}.py": {"models"} for name in ("bottleneck", "memory_growth", "profiling")
 }
 TURN = pytest.StashKey[TextIO]()  # while a test runs, and between two that run alone
 

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shlex
+import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
-from bench.harness.run_plan import techniques
 
 from bench import diagnose as command
 from bench.analysis.questions import REMEDIES, remedies
 from bench.analysis.reading import load
 from bench.analysis.table import TIME
+from bench.harness.run_plan import techniques
 from bench.record import Attempt, encode
 from shared.bottlenecks import BOTTLENECKS, diagnose
 from shared.profiles import Breakdown, Operator
+from tests.diagnosis.naps import forget, late_batches
 from tests.records import whole_run
 from tests.workers import ROOT, parent
 
+FRAMEWORKS = ("pt", "tf")
+MODELS = "steps"
 RECORD = ROOT / "docs"
 
 
@@ -69,41 +75,88 @@ def test_a_full_memory_comes_first(full, faults):
     assert f"{full:.0%} of the memory" in found.evidence[0]
 
 
+def healthy(models):
+    return models.plain_step(models.dense(512, 512, 512, 512, 2))
+
+
+def with_metric(models):
+    small = models.dense(8, 8, 2)
+    return models.with_metric(models.plain_step(small), small)
+
+
+def looked_up(models):
+    return models.codes(200_000, 32, 4), models.batch(4, 32)[1]
+
+
+# A step, its batches, and what holds it back.
 PLANTED = {
-    "slow loader": "input",
-    "tiny model": "overhead",
-    "huge embedding": "memory bandwidth",
-    "blocked exchange": "communication",
-    "synchronising metric": "overhead",
-    "healthy": "arithmetic",
+    "slow loader": (healthy, lambda m: late_batches(m.batch(512, 256), 0.05), "input"),
+    "tiny model": (
+        lambda m: m.plain_step(m.dense(4, 4, 4, 4, 4, 2)),
+        lambda m: [m.batch(4, 2)],
+        "overhead",
+    ),
+    "huge embedding": (
+        lambda m: m.plain_step(m.table(200_000, 64), "adam"),
+        lambda m: [looked_up(m)],
+        "memory bandwidth",
+    ),
+    "blocked exchange": (
+        lambda m: m.exchanging(healthy(m), 0.06),
+        lambda m: [m.batch(512, 256)],
+        "communication",
+    ),
+    "synchronising metric": (with_metric, lambda m: [m.batch(8, 64)], "overhead"),
+    "healthy": (healthy, lambda m: [m.batch(512, 256)], "arithmetic"),
 }
 
 
 @pytest.mark.parametrize("planted", PLANTED)
-def test_what_was_planted_is_named(timed, planted):
-    diagnosis = timed["bottleneck planted"][planted]
-    assert diagnosis["bottleneck"] == PLANTED[planted], diagnosis["said"]
-    assert diagnosis["healthy"] == (planted == "healthy")
-    assert len(diagnosis["evidence"]) >= 2
+def test_what_was_planted_is_named(models, planted):
+    make_step, make_batches, named = PLANTED[planted]
+    step, batches = make_step(models), make_batches(models)
+    forget()
+    diagnosis = models.bottleneck.find_bottleneck(step, batches, steps=8)
+    assert diagnosis.bottleneck == named, str(diagnosis)
+    assert diagnosis.healthy == (planted == "healthy")
+    assert len(diagnosis.evidence) >= 2
 
 
-def test_a_tasks_step_trains_on_its_data_and_files_are_refused(every, evidence):
-    task = every["bottleneck tasks"]
-    assert task["sizes"] == [4, 4, 4, 4]
-    assert task["losses"] == pytest.approx(evidence["pt"]["bottleneck tasks"]["losses"], rel=1e-4)
-    assert task["said"].startswith("'photos' is no task with data in memory; these are: digits-cnn")
-    parts = task["told"]["breakdown"]
-    assert min(parts[part] for part in ("forward", "backward", "optimizer")) > 0
+def test_a_tasks_step_trains_on_its_data_and_files_are_refused(models, agrees, monkeypatch, capsys):
+    step, batches = models.examples.train_step("digits-cnn", 4)
+    assert [len(y) for _, y in batches] == [4, 4, 4, 4]
+    agrees("a task", {"losses": [float(step(*batch)) for batch in batches]}, 1e-4)
+    refused = "'photos' is no task with data in memory; these are: digits-cnn"
+    with pytest.raises(ValueError, match=refused):
+        models.examples.train_step("photos")
+    arguments = ["program", "digits-cnn", "--batch-size", "4", "--steps", "4", "--json"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    models.bottleneck.main()
+    assert_trains(json.loads(capsys.readouterr().out)["breakdown"])
 
 
-FLAVOURS = ("Keras 3, a loop", "Keras 3, compile")
-FLAVOURS += ("tf_keras, a loop", "tf_keras, an old optimizer", "tf_keras, compile")
+def assert_trains(breakdown: dict) -> None:
+    assert min(breakdown[part] for part in ("forward", "backward", "optimizer")) > 0
 
 
-@pytest.mark.parametrize("keras", FLAVOURS)
-def test_either_keras_is_diagnosed(evidence, keras):
-    found = evidence["tf"]["bottleneck flavours"][keras]["breakdown"]
-    assert min(found[part] for part in ("forward", "backward", "optimizer")) > 0
+@pytest.mark.only("tf")
+@pytest.mark.parametrize(
+    ("keras", "made"),
+    [
+        ("keras", "loop"),
+        ("keras", "compiled"),
+        ("tf_keras", "loop"),
+        ("tf_keras", "loop_of_an_old_optimizer"),
+        ("tf_keras", "compiled"),
+    ],
+)
+def test_either_keras_is_diagnosed(models, keras, made):
+    """A loop of one's own, and what `compile` makes of a model."""
+    step, batch = getattr(models, made)(importlib.import_module(keras)), models.batch(64, 64)
+    with mock.patch.object(models.profiling, "_TURNS", 1):  # nobody looks at the seconds
+        assert_trains(
+            models.bottleneck.find_bottleneck(step, [batch], steps=4).as_json()["breakdown"]
+        )
 
 
 # The command --------------------------------------------------------------------------------------

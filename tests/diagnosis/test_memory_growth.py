@@ -7,6 +7,8 @@ import pytest
 
 from shared.growth import judge
 
+FRAMEWORKS = ("pt", "tf")
+MODELS = "steps"
 MB = 1e6
 ROUNDS = np.arange(50)
 
@@ -35,26 +37,55 @@ def test_the_line_is_judged(case, sizes, verdict):
     assert judge(noisy(sizes), least=0.25)[0] == verdict, case
 
 
-def test_what_was_planted_is_found(every):
-    planted = every["memory_growth planted"]
-    assert {name: one["verdict"] for name, one in planted.items()} == {
-        "steady": "steady",
-        "cache": "cache",
-        "leak": "leak",
-    }
-    assert planted["leak"]["per_round"] == pytest.approx(2**20, rel=0.3)
-    growing = dict(planted["leak"]["growing"])
-    assert growing["tests.diagnosis.memory_growth_scenarios.planted.<locals>.Chunk"] == 1.0
-    assert planted["leak"]["said"].startswith("leak: +")
-    assert "MB with every round; objects more a round: " in planted["leak"]["said"]
+class Chunk:
+    def __init__(self):
+        self.bytes = np.ones(2**20, np.uint8)
 
 
-def test_the_frameworks_own_leak_is_found(every):
-    assert every["memory_growth of_the_framework"]["verdict"] == "leak"
+def test_what_was_planted_is_found(models):
+    """A step that keeps 1 MB a round, one that fills a cache of 30 MB, one that keeps nothing."""
+    batch, plain = models.batch(8, 16), models.plain_step(models.dense(8, 8, 2))
+    kept, cache = [], {}
+
+    def leak(x, y):
+        kept.append(Chunk())
+        return plain(x, y)
+
+    def fill(named):  # a batch that is a dict comes whole
+        cache.setdefault(len(cache) if len(cache) < 15 else 0, np.ones(2 * 2**20, np.uint8))
+        return plain(named["x"], named["y"])
+
+    named = dict(zip("xy", batch, strict=True))
+    for verdict, step, given in (
+        ("steady", plain, batch),
+        ("cache", fill, named),
+        ("leak", leak, batch),
+    ):
+        growth = models.memory_growth.watch_memory(step, [given], rounds=50)
+        assert growth.verdict == verdict
+    assert growth.per_round == pytest.approx(2**20, rel=0.3)
+    assert dict(growth.growing)[f"{Chunk.__module__}.Chunk"] == 1.0
+    assert str(growth).startswith("leak: +")
+    assert "MB with every round; objects more a round: " in str(growth)
 
 
-def test_settings_out_of_range_are_refused(every):
-    reasons = every["memory_growth refused"]
-    assert reasons.pop() == "growth needs 1 step a round, not 0"
-    assert len(reasons) == 3
-    assert all(said.startswith("growth needs 12 rounds") for said in reasons)
+def test_the_frameworks_own_leak_is_found(models):
+    step, calls = models.leaking()
+    watched = models.memory_growth.watch_memory(
+        step, [models.batch(64, 256)], rounds=30, steps=calls
+    )
+    assert watched.verdict == "leak"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rounds": 5}, "growth needs 12 rounds"),
+        ({"warmup": 0}, "growth needs 12 rounds"),
+        ({"least": 0.0}, "growth needs 12 rounds"),
+        ({"steps": 0}, "growth needs 1 step a round, not 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(models, settings, message):
+    with pytest.raises(ValueError, match=message):
+        models.memory_growth.watch_memory(lambda x: None, [(1,)], **settings)

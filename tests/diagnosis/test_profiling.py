@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import queue
 import re
+import threading
 import time
+from statistics import fmean
+from unittest import mock
 
+import numpy as np
 import pytest
 
+from shared import profiles
 from shared.profiles import (
     PARTS,
     STEP,
@@ -24,14 +30,14 @@ from shared.profiles import (
     write_stacks,
 )
 from shared.specs import TASKS, train_step_flops
-from tests.diagnosis import BACKWARD, FORWARD
+from tests import workers
+from tests.diagnosis.naps import BACKWARD, FORWARD, SLEPT, forget, nap
 
+FRAMEWORKS = ("pt", "tf")
+MODELS = "steps"
+LATE = 0.015
 PRODUCTS = re.compile(r"matmul|addmm$|::mm$", re.IGNORECASE)
 COMPUTES = re.compile(r"matmul|mm$|conv", re.IGNORECASE)
-
-
-def parts(found) -> dict:
-    return {part: found[part] for part in PARTS}
 
 
 # Of spans that are made up: no framework ----------------------------------------------------------
@@ -215,60 +221,120 @@ def test_more_untimed_steps_follow_a_longer_pause(monkeypatch, pause, count):
 # Of either framework ------------------------------------------------------------------------------
 
 
-def test_the_parts_add_up_to_the_step_that_another_clock_saw(timed):
-    profile = timed["profiling sleeping"]
-    total = sum(parts(profile).values())
-    assert total == pytest.approx(profile["step"], rel=1e-6)
-    assert profile["steps"] == 5 + 1 + 4 * 12
-    assert total == pytest.approx(profile["own"]["plain"], rel=0.05)
-    assert profile["profiled"] == pytest.approx(profile["own"]["profiled"], rel=0.05)
-    assert profile["traced"] == pytest.approx(profile["own"]["profiled"], rel=0.05)
+def one_turn(models, step, batches, steps=4):
+    """The breakdown of one turn, which has the same operators as four."""
+    with mock.patch.object(models.profiling, "_TURNS", 1):
+        return models.profiling.profile_steps(step, batches, steps=steps)
 
 
-def test_steps_wait_as_they_do_where_nothing_was_made_ahead(timed):
-    found = timed["profiling made_ahead"]
-    assert found["step"] > 0.012  # a batch comes every 15 ms
-    assert found["waiting"] > 0.6 * found["step"]
+@pytest.fixture(scope="module")
+def small(models):
+    """A step of a small model, and its batch."""
+    return models.plain_step(models.dense(8, 8, 2)), models.batch(8, 16)
 
 
-def test_known_times_are_found_where_they_were_planted(timed):
-    profile = timed["profiling sleeping"]
-    slept = profile["slept"]  # as a busy machine wakes late: of all steps, not of the plain alone
-    assert slept["forward"] >= FORWARD
-    assert slept["backward"] >= BACKWARD
-    assert profile["waiting"] == pytest.approx(slept["waiting"], rel=0.15)
-    assert profile["forward"] == pytest.approx(slept["forward"], rel=0.15)
-    assert profile["backward"] == pytest.approx(slept["backward"], rel=0.15)
-    assert 0 < profile["optimizer"] < FORWARD / 2
-    assert profile["transfer"] == profile["communication"] == 0
+def test_known_times_are_found_and_add_up_to_the_step_that_another_clock_saw(models):
+    batch, inner = models.batch(8, 16), models.sleeping_step(models.dense(8, 8, 2))
+    begins, ends = [], []
+
+    def batches():
+        while True:
+            begins.append(time.perf_counter())
+            nap(LATE, "waiting")
+            yield batch
+
+    def step(x, y):
+        inner(x, y)
+        ends.append(time.perf_counter())
+
+    with mock.patch.object(profiles, "SETTLING", 0.0):  # nothing is made ahead
+        profile = models.profiling.profile_steps(step, batches(), steps=20, warmup=5)
+    taken = [end - begin for begin, end in zip(begins, ends, strict=True)]
+    assert len(taken) == 5 + 1 + 4 * 12
+    # After the warm-up and the profiler's first use four turns of 1 + 5 plain and 1 + 5 profiled.
+    turns = [taken[6 + 12 * turn : 18 + 12 * turn] for turn in range(4)]
+    plain = fmean(seconds for turn in turns for seconds in turn[1:6])
+    profiled = fmean(seconds for turn in turns for seconds in turn[7:12])
+    total = sum(getattr(profile, part) for part in PARTS)
+    assert total == pytest.approx(profile.step, rel=1e-6)
+    assert total == pytest.approx(plain, rel=0.05)
+    assert profile.profiled == pytest.approx(profiled, rel=0.05)
+    assert profile.traced == pytest.approx(profiled, rel=0.05)
+    # As a busy machine wakes late: of all steps, not of the plain alone.
+    slept = {part: fmean(naps[6:]) for part, naps in SLEPT.items()}
+    for part, least in (("waiting", LATE), ("forward", FORWARD), ("backward", BACKWARD)):
+        assert slept[part] >= least
+        assert getattr(profile, part) == pytest.approx(slept[part], rel=0.15)
+    assert 0 < profile.optimizer < FORWARD / 2
+    assert profile.transfer == profile.communication == 0
 
 
-def test_sleep_and_python_between_operators_are_told_apart(timed):
-    profile = timed["profiling between_operators"]
-    asleep, busy = profile["asleep"], profile["busy"]
-    assert asleep["idle"] == pytest.approx(profile["slept"], rel=0.25)
+def test_steps_wait_as_they_do_where_nothing_was_made_ahead(models, small):
+    """A loader that is slower than the step fills a queue while nothing is taken of it."""
+    plain, batch = small
+    made, full, ended = queue.Queue(16), threading.Event(), threading.Event()
+
+    def make():
+        while not ended.wait(LATE):
+            try:
+                made.put_nowait(batch)
+            except queue.Full:
+                full.set()
+
+    def step(x, y):  # the first one lasts until there is no room for more, as if it compiled
+        assert full.wait(60), "the loader made nothing ahead"
+        return plain(x, y)
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    try:
+        profile = one_turn(models, step, iter(made.get, None), steps=8)
+    finally:
+        ended.set()
+        thread.join()
+    assert profile.step > 0.012  # a batch comes every 15 ms
+    assert profile.waiting > 0.6 * profile.step
+
+
+def test_sleep_and_python_between_operators_are_told_apart(models, small):
+    plain, batch = small
+    robbed = []  # seconds in which others had the core
+
+    def asleep(x, y):
+        nap(0.01, "asleep")
+        return plain(x, y)
+
+    def busy(x, y):
+        begin, start = time.perf_counter(), time.thread_time()
+        while time.thread_time() < start + 0.01:
+            pass
+        robbed.append(time.perf_counter() - begin - 0.01)
+        return plain(x, y)
+
+    sleeps, works = (
+        models.profiling.profile_steps(step, [batch], steps=8) for step in (asleep, busy)
+    )
+    lost = fmean(robbed)
+    slept = fmean(SLEPT["asleep"])
     # While others have the core, what works is idle too.
-    assert asleep["idle"] > busy["idle"] - profile["robbed"]
-    assert busy["overhead"] > asleep["overhead"]
+    assert 0.75 * slept < sleeps.idle < 1.25 * slept + lost
+    assert sleeps.idle > works.idle - lost
+    assert works.overhead > sleeps.overhead
+    if workers.campaign():
+        assert works.overhead > 0.009
+        assert works.idle < 0.003 + 1.5 * lost
 
 
-@pytest.mark.campaign
-def test_python_between_operators_is_overhead_and_not_idle(timed):
-    profile = timed["profiling between_operators"]
-    assert profile["busy"]["overhead"] > 0.009
-    assert profile["busy"]["idle"] < 0.003 + 1.5 * profile["robbed"]
-
-
-def test_products_are_counted_forward_and_backward(every):
-    profile = every["profiling operators"]
-    products = [one for one in profile["operators"] if PRODUCTS.search(one["name"])]
-    assert sum(one["calls"] for one in products) == 3 + 5
-    assert sum(one["share"] for one in profile["operators"]) == pytest.approx(1.0)
-    costs = [one["seconds"] for one in profile["operators"]]
+def test_products_are_counted_forward_and_backward(models):
+    """Of three dense layers: three products forward, five backward."""
+    step = models.plain_step(models.dense(64, 64, 64, 2))
+    profile = one_turn(models, step, [models.batch(64, 32)])
+    products = [one for one in profile.operators if PRODUCTS.search(one.name)]
+    assert sum(one.calls for one in products) == 3 + 5
+    assert sum(one.share for one in profile.operators) == pytest.approx(1.0)
+    costs = [one.seconds for one in profile.operators]
     assert costs == sorted(costs, reverse=True)
-    assert profile["forward"] > 0
-    assert profile["backward"] > 0
-    assert profile["optimizer"] > 0
+    assert min(profile.forward, profile.backward, profile.optimizer) > 0
 
 
 ONE = 2 * 96 * 160 * 224
@@ -280,107 +346,120 @@ KNOWN = {
     "bfloat16": ONE,
     "large": 2 * 768**3,
 }
-OWN = {
-    "pt": {"compiled": ONE},
+MORE = {
+    "pt": {"compiled": ONE, "integers": None},
     "tf": {
         "fused": ONE,
         "called in a loop": 3 * ONE,
         "alike": 2 * 96 * 160 * 96,
+        "integers": None,
+        "without a graph": None,
+        "of any length": None,
     },
 }
 
 
-def counted(found) -> list[dict]:
-    return [one for one in found["operators"] if one["flops"] is not None]
+def counted(profile) -> list:
+    return [one for one in profile.operators if one.flops is not None]
 
 
-def test_a_products_operations_are_exact(timed):
-    profiles, known = timed["profiling products"], KNOWN | OWN[timed.name]
-    flops = {name: [one["flops"] for one in counted(profiles[name])] for name in known}
-    assert flops == {name: [operations] for name, operations in known.items()}
-    assert list(profiles["bfloat16"]["peaks"]) == ["bfloat16"]
+def test_a_products_operations_are_exact_and_their_share_of_the_peak_follows(models, framework):
+    forget()
+    made, known = models.products(), KNOWN | MORE[framework]
+    assert made.keys() == known.keys()
+    for name, (step, batch) in made.items():
+        profile = one_turn(models, step, [batch])
+        tries = 5 if workers.campaign() else 0  # again where others had the cores
+        while tries and any(one.of_peak >= 1.3 for one in counted(profile)):
+            profile, tries = models.profiling.profile_steps(step, [batch], steps=40), tries - 1
+        flops = [] if known[name] is None else [known[name]]  # of what is not known there is none
+        assert [one.flops for one in counted(profile)] == flops, name
+        kinds = ["bfloat16" if name == "bfloat16" else "float32"] if flops else []
+        assert list(profile.peaks) == kinds, name
+        for one in counted(profile):
+            peak = profile.peaks[kinds[0]]
+            assert one.of_peak == pytest.approx(one.flops / one.seconds / peak), name
+            if workers.campaign():
+                assert (0.2 if name == "large" else 0) < one.of_peak < 1.3, name
 
 
-def test_a_share_of_the_peak_is_operations_over_seconds_and_the_peak(timed):
-    for name, found in timed["profiling products"].items():
-        for one in counted(found):
-            (peak,) = found["peaks"].values()
-            assert one["of_peak"] == pytest.approx(one["flops"] / one["seconds"] / peak), name
-
-
-@pytest.mark.campaign
-def test_a_share_of_the_peak_is_one(timed):
-    for name, found in timed["profiling products"].items():
-        assert all(0 < one["of_peak"] < 1.3 for one in counted(found)), name
-    (large,) = counted(timed["profiling products"]["large"])
-    assert large["of_peak"] > 0.2
-
-
-def test_what_is_not_known_has_no_share(timed):
-    profiles = timed["profiling products"]
-    for name in {"integers", "without a graph", "of any length"} & profiles.keys():
-        assert counted(profiles[name]) == []
-        assert profiles[name]["peaks"] == {}
-    rest = [one for one in profiles["network"]["operators"] if not COMPUTES.search(one["name"])]
-    assert len(rest) > 3
-    assert all(one["flops"] is None and one["of_peak"] is None for one in rest)
-
-
-def test_a_networks_operations_are_those_of_its_layers_forward_and_backward(timed):
+def test_a_networks_operations_are_those_of_its_layers_forward_and_backward(models):
+    images = np.random.default_rng(0).normal(size=(4, 16, 16, 3)).astype(np.float32)
+    batch = models.data.to_device(images, np.arange(4) % 2)
+    profile = one_turn(models, models.plain_step(models.convolutional()), [batch])
     strided = 2 * (3 * 3 * 3 * 8) * (4 * 8 * 8)
     grouped = 2 * (3 * 3 * 8) * (4 * 4 * 4)
     transposed = 2 * (2 * 2 * 8 * 4) * (4 * 4 * 4)  # each weight once at each of its inputs
     dense = 2 * (4 * 8 * 8) * 2 * 4
     total = 2 * strided + 3 * (grouped + transposed + dense)  # images have no gradient
-    found = counted(timed["profiling products"]["network"])
-    assert sum(one["flops"] for one in found) == pytest.approx(total, rel=1e-9)
-    assert all(COMPUTES.search(one["name"]) for one in found)
+    assert sum(one.flops for one in counted(profile)) == pytest.approx(total, rel=1e-9)
+    assert all(COMPUTES.search(one.name) for one in counted(profile))
+    rest = [one for one in profile.operators if not COMPUTES.search(one.name)]
+    assert len(rest) > 3
+    assert all(one.flops is None and one.of_peak is None for one in rest)
 
 
-def test_a_tasks_operations_are_those_of_its_description(timed):
-    total = train_step_flops(TASKS["digits-cnn"].model, 4)
-    found = counted(timed["profiling products"]["task"])
-    assert sum(one["flops"] for one in found) == pytest.approx(total, rel=1e-9)
+def test_a_tasks_operations_are_those_of_its_description(models):
+    step, batches = models.examples.train_step("digits-cnn", 4)
+    flops = sum(one.flops for one in counted(one_turn(models, step, batches)))
+    assert flops == pytest.approx(train_step_flops(TASKS["digits-cnn"].model, 4), rel=1e-9)
 
 
-def test_what_prepares_batches_in_the_background_is_not_the_steps(evidence):
-    names = {one["name"] for one in evidence["tf"]["profiling beside_the_step"]["operators"]}
+@pytest.mark.only("tf")
+def test_what_prepares_batches_in_the_background_is_not_the_steps(models, small):
+    step, batch = small
+    with mock.patch.object(profiles, "SETTLING", 0.0):  # or there are not enough
+        profile = one_turn(models, lambda number: step(*batch), models.prepared_batches(), steps=8)
+    names = {one.name for one in profile.operators}
     assert "Cholesky" not in names
     assert any(PRODUCTS.search(name) for name in names)
 
 
-def test_operators_without_a_graph_are_counted_once(evidence):
-    profile = evidence["tf"]["profiling without_a_graph"]
-    products = [one for one in profile["operators"] if PRODUCTS.search(one["name"])]
-    assert sum(one["calls"] for one in products) == 3
-    calls = {one["name"]: one["calls"] for one in profile["operators"]}
+@pytest.mark.only("tf")
+def test_operators_without_a_graph_are_counted_once(models):
+    profile = one_turn(models, *models.without_a_graph())
+    calls = {one.name: one.calls for one in profile.operators}
+    assert sum(calls[name] for name in calls if PRODUCTS.search(name)) == 3
     assert calls["Tanh"] == 1
     assert "IteratorGetNext" not in calls  # which waits
-    assert profile["forward"] > 0
+    assert profile.forward > 0
 
 
-def test_the_files_are_opened_by_their_readers(every):
-    files = every["profiling files"]
-    assert files["log"].endswith(".pt.trace.json" if every.name == "pt" else ".xplane.pb")
-    assert files["log marks"] == sorted([STEP, WAITING])
-    assert files["trace marks"] >= 1
-    assert files["trace whole"]
-    assert all(re.fullmatch(r"\S.* \d+", line) for line in files["stacks"])
-    assert any(line.startswith(f"{STEP};") for line in files["stacks"])
-    assert bool(files["memory"]) == (every.name == "pt")  # TensorFlow's has those of a GPU alone
+@pytest.fixture(scope="module")
+def files(models, small, tmp_path_factory):
+    """The folder of a profile, its log for TensorBoard, and the profile."""
+    folder = tmp_path_factory.mktemp("profile")
+    profile = models.profiling.profile_steps(small[0], [small[1]], steps=4, folder=folder)
+    (log,) = [path for path in (folder / "tensorboard").rglob("*") if path.is_file()]
+    return folder, log, profile
 
 
-def test_tensorboard_s_plug_in_finds_the_operators(every):
-    names = every["profiling files"]["opened"]
-    if names is None:
-        pytest.skip("needs pip install '.[readers]'")
-    product = "addmm" if every.name == "pt" else "MatMul"
-    assert any(product in name for name in names)
+def test_the_files_are_opened_by_their_readers(models, framework, files):
+    folder, log, profile = files
+    trace = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    assert log.name.endswith({"pt": ".pt.trace.json", "tf": ".xplane.pb"}[framework])
+    assert models.read_log(log) >= {STEP, WAITING}
+    marks = [event for event in trace if event.get("name") == STEP and event.get("ph") == "X"]
+    assert marks
+    assert all({"ts", "dur", "pid", "tid"} <= event.keys() for event in marks)
+    stacks = (folder / "stacks.txt").read_text().splitlines()
+    assert all(re.fullmatch(r"\S.* \d+", line) for line in stacks)
+    assert any(line.startswith(f"{STEP};") for line in stacks)
+    assert bool(profile.memory) == (framework == "pt")  # TensorFlow's has those of a GPU alone
 
 
-def test_what_can_not_be_profiled_is_said(every):
-    reasons = every["profiling refused"]
-    assert reasons["no batches"].startswith("ValueError: there are no batches")
-    assert reasons["few steps"].startswith("ValueError: profiling needs 4 steps")
-    if every.name == "tf":
-        assert reasons["xla"].startswith("NotImplementedError: XLA runs the whole step")
+def test_tensorboard_s_plug_in_finds_the_operators(models, framework, files):
+    product = {"pt": "addmm", "tf": "MatMul"}[framework]
+    assert any(product in name for name in models.opened(files[1]))
+
+
+def test_what_can_not_be_profiled_is_said(models, framework, small):
+    step, batch = small
+    profile_steps = models.profiling.profile_steps
+    with pytest.raises(ValueError, match="there are no batches"):
+        profile_steps(step, [])
+    with pytest.raises(ValueError, match="profiling needs 4 steps"):
+        profile_steps(step, [batch], steps=2)
+    if framework == "tf":
+        with pytest.raises(NotImplementedError, match="XLA runs the whole step"):
+            profile_steps(models.by_xla(), [batch])
