@@ -6,10 +6,13 @@ import re
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from pt_impl.deployment import reduced_precision
-from pt_impl.kit import runtime, training
+from pt_impl.kit import detection, models, runtime, training
 from pt_impl.train_step import compilation
+from shared.specs import TASKS, DetectorSpec, GPTSpec
 
 DEVICE = runtime.device
 runtime.device = lambda: "cpu"
@@ -161,3 +164,37 @@ def compiled_steps(made):
         torch._dynamo.reset()
         model.compile(backend=as_captured, dynamic=False)
         yield training.make_train_step(compiled, optimizer, training.cross_entropy)
+
+
+# FLOPs, by PyTorch's own counter
+
+
+def _counted(call, fused=False) -> int:
+    backend = SDPBackend.FLASH_ATTENTION if fused else SDPBackend.MATH
+    with sdpa_kernel(backend), FlopCounterMode(display=False) as counter:
+        call()
+    return counter.get_total_flops()
+
+
+def _batch(spec, size):
+    if isinstance(spec, GPTSpec):
+        return [torch.zeros(size, spec.sequence_length, dtype=torch.int64)] * 2
+    height, width, channels = spec.input_shape
+    detector = isinstance(spec, DetectorSpec)
+    y = torch.ones(size, 1, 5) if detector else torch.zeros(size, dtype=torch.int64)
+    return torch.randn(size, channels, height, width), y
+
+
+def prediction_flops(spec, size):
+    model, (x, _) = models.build(spec), _batch(spec, size)
+    return _counted(lambda: model(x))
+
+
+def step_flops(spec, size, fused=False):
+    model, (x, y) = models.build(spec), _batch(spec, size)
+    loss = training.cross_entropy
+    if isinstance(spec, DetectorSpec):
+        loss = detection.make_detection_loss(spec)
+    optimizer = training.make_optimizer(model, TASKS["digits-cnn"].recipe)
+    step = training.make_train_step(model, optimizer, loss)
+    return _counted(lambda: step(x, y), fused)

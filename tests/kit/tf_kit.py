@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from shared.specs import GPTSpec
 from tf_impl.compression import combinations, distillation, feature_distillation
 from tf_impl.kit import models, runtime, training
 
@@ -140,3 +141,26 @@ def with_losses(name, x, y, strength):
     step = steps[name](model, optimizer, training.cross_entropy)
     loss = float(step(x, (y, y) if name == "stored" else y))
     return loss, model.get_layer(layer).get_weights()[0]
+
+
+# FLOPs, by TensorFlow's own counter
+
+
+def _operators(node):
+    yield node.name, node.float_ops
+    for child in node.children:
+        yield from _operators(child)
+
+
+def prediction_flops(spec, size):
+    profiler, model = tf.compat.v1.profiler, models.build(spec)
+    options = profiler.ProfileOptionBuilder(profiler.ProfileOptionBuilder.float_operation())
+    if isinstance(spec, GPTSpec):
+        shape, dtype = (spec.sequence_length,), tf.int64
+    else:
+        shape, dtype = spec.input_shape, tf.float32
+    predict = tf.function(lambda x: model(x, training=False))
+    graph = predict.get_concrete_function(tf.TensorSpec((size, *shape), dtype)).graph
+    settings = {"options": options.with_empty_output().build(), "cmd": "op"}
+    operators = dict(_operators(profiler.profile(graph, **settings)))
+    return sum(operators.get(name, 0) for name in ("Conv2D", "MatMul", "BatchMatMulV2"))
