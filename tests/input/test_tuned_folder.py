@@ -187,7 +187,7 @@ def test_pt_a_killed_worker_is_an_error_and_no_hang(load, folders, name):
         kill_one(made, others, workers)
     del made  # torch raises the error at every signal of a child until then
     gc.collect()
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 120  # beside other work, too; a hang would not end
     assert_gone(workers)
     # torch makes a file and unlinks it in the next line: one kill of twenty comes in between, and
     # nobody else knows of that one.
