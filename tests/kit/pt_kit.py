@@ -166,6 +166,13 @@ def compiled_steps(made):
         yield training.make_train_step(compiled, optimizer, training.cross_entropy)
 
 
+def loss_and_gradient(loss_fn, output, labels):
+    output = torch.from_numpy(output).requires_grad_()
+    loss = loss_fn(output, labels)
+    loss.backward()
+    return loss.item(), output.grad.numpy()
+
+
 # FLOPs, by PyTorch's own counter
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from shared.specs import GPTSpec
 from tf_impl.compression import combinations, distillation, feature_distillation
-from tf_impl.kit import models, runtime, training
+from tf_impl.kit import detection, models, runtime, training  # noqa: F401 - tests use it
 
 keras, layers = tf.keras, tf.keras.layers
 
@@ -141,6 +141,13 @@ def with_losses(name, x, y, strength):
     step = steps[name](model, optimizer, training.cross_entropy)
     loss = float(step(x, (y, y) if name == "stored" else y))
     return loss, model.get_layer(layer).get_weights()[0]
+
+
+def loss_and_gradient(loss_fn, output, labels):
+    output = tf.Variable(output)
+    with tf.GradientTape() as tape:
+        loss = loss_fn(output, labels)
+    return float(loss), np.array(tape.gradient(loss, output))
 
 
 # FLOPs, by TensorFlow's own counter
