@@ -13,12 +13,12 @@ from typing import TextIO
 
 import hypothesis
 import pytest
-from bench.harness.run_plan import Plan
 
 from bench.harness import matches, plan
 from bench.harness.plan import Effort
 from bench.harness.processes import TimeLimits
 from bench.harness.run import Run, Settings
+from bench.harness.run_plan import Plan
 from bench.harness.selection import cases_of, choose, with_baselines
 from shared import scratch
 from tests import workers
@@ -39,8 +39,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Files of few and long tests begin, so that none is the last to end.
 SHORT = ("analysis", "report", "shared")
-# Files that look at what one worker found: in several processes it would run as often.
-TOGETHER = ("ladders/",)
 # Fixtures of a module in which the harness measures time or what others do to it.
 MEASURING = {"harness/test_harness.py": {"faults"}}
 MEASURING |= {
@@ -71,20 +69,6 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if everything and config.getoption("numprocesses", 0) is None and not config.option.usepdb:
         config.option.numprocesses, config.option.dist = 2, "loadfile"
         config.option.loadscopereorder = False
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log):
-    """A file in one process, and with it those that look at what the same worker found."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class Scheduling(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = super()._split_scope(nodeid)
-            together = any(f"tests/{place}" in file for place in TOGETHER)
-            return file.rpartition("/")[0] if together else file
-
-    return Scheduling(config, log)
 
 
 def pytest_configure(config: pytest.Config) -> None:
