@@ -105,7 +105,9 @@ def agrees(request: pytest.FixtureRequest, flavour: str) -> Callable[[str, dict,
         kept = {what for what in saved if what.startswith(f"{name}, ")}
         assert kept == named.keys(), HOW_TO_SAVE.format(request.node.nodeid)
         distances = {what: apart(value, saved[what]) for what, value in named.items()}
-        assert {what: far for what, far in distances.items() if not far < bar} == {}
+        # The words are given, since this module is imported before pytest rewrites its asserts.
+        beyond = {what: far for what, far in distances.items() if not far < bar}
+        assert beyond == {}, f"beyond {bar:g}: {beyond}"
 
     return compare
 
@@ -113,7 +115,7 @@ def agrees(request: pytest.FixtureRequest, flavour: str) -> Callable[[str, dict,
 def apart(ours, theirs) -> float:
     """The relative L2 distance of two arrays; of numbers, the largest relative difference."""
     a, b = np.asarray(ours, float), np.asarray(theirs, float)
-    assert a.shape == b.shape
+    assert a.shape == b.shape, f"{a.shape} is not {b.shape}"
     if isinstance(ours, (list, float)):
         return float(np.max(np.abs(a - b) / np.where(b == 0, 1.0, np.abs(b))))
     return float(np.linalg.norm(a - b) / (np.linalg.norm(b) or 1.0))
