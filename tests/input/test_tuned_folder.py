@@ -5,6 +5,7 @@ That they give the samples that all loaders give is tested in `test_folder.py`.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -185,8 +186,9 @@ def test_pt_a_killed_worker_is_an_error_and_no_hang(load, folders, name):
     message = r"DataLoader worker \(pid" + ("" if name == "tuned" else "|DataLoader worker ended")
     with pytest.raises(RuntimeError, match=message):
         kill_one(made, others, workers)
-    del made  # torch raises the error at every signal of a child until then
-    gc.collect()
+    with contextlib.suppress(RuntimeError):  # torch's own, at every signal of a child until then
+        del made
+        gc.collect()
     assert time.monotonic() - start < 120  # beside other work, too; a hang would not end
     assert_gone(workers)
     # torch makes a file and unlinks it in the next line: one kill of twenty comes in between, and
