@@ -197,7 +197,7 @@ COMPILES = 2.0
 
 
 def price(case: Case) -> tuple[int, str]:
-    """How much work it is to get a row, and what it takes in words ("" where nothing does)."""
+    """How much work it is to get a row, and its price in words ("" where it is free)."""
     declared = case.price
     if declared and declared.epochs:
         trained = "a trained teacher, " if declared.teacher else ""

@@ -135,7 +135,7 @@ def _mark(axis: Scale, y: float, aside: float, side: str, row: Row) -> list[Any]
 
 
 def _said(row: Row) -> str:
-    """A row with what it takes of its baseline's time."""
+    """A row with the share of its baseline's time."""
     of = "time" if TIME in row.ratios else "time a sample"
     words = [f"{ratio_of(row.time_ratio)} of its baseline's {of}", row.verdict]
     return f"{full_name(row)}: {', '.join(filter(None, [*words, accuracy_of(row.accuracy)]))}"
