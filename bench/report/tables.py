@@ -181,7 +181,7 @@ def _parts(table: Table, width: int) -> list[list[_TextColumn]]:
 
 
 def _widths(columns: list[_TextColumn], width: int) -> list[int]:
-    """Cells of each column: the widest cell, or less where cells can be wrapped, words before figures."""
+    """Cells of each column: the widest, or less where they wrap; words before figures."""
     widths, room = [column.most for column in columns], width - GAP * (len(columns) - 1)
     while sum(widths) > room:
         places = range(len(columns))
