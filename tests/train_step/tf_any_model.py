@@ -179,7 +179,7 @@ def made(name):
 # Steps -------------------------------------------------------------------------------------------
 
 
-def _plain(model, optimizer, loss_fn):
+def plain(model, optimizer, loss_fn):
     """The step of TensorFlow's guides; x is unpacked by hand where it has to be."""
     several = isinstance(model, Everything)
 
@@ -203,7 +203,7 @@ def _trained(make, name):
     return [losses, *(np.array(w, np.float64) for w in model.get_weights())]
 
 
-reference = cache(partial(_trained, _plain))
+reference = cache(partial(_trained, plain))
 
 
 def far(ours, theirs) -> float:
