@@ -379,8 +379,32 @@ class TaskFacts(Base, frozen=True, kw_only=True, eq=False):
     paired: bool = True
 
 
+class Speed(Base, frozen=True, kw_only=True, eq=False):
+    """What the machine does a second: on one thread, and on all that a run uses."""
+
+    one: Number | None = None
+    all: Number | None = None
+
+
+class Processor(Base, frozen=True, kw_only=True, eq=False):
+    """A processor as its system tells it. `architecture`: its name; `caches`: bytes of each."""
+
+    vendor: str | None = None
+    family: int | None = None
+    model: int | None = None
+    stepping: int | None = None
+    architecture: str | None = None
+    caches: dict[str, Number] = {}
+
+
 class Environment(Base, frozen=True, kw_only=True, eq=False):
-    """The machine and the software of a run. `model`: name and checksum of a user's file."""
+    """The machine and the software of a run. `model`: name and checksum of a user's file.
+
+    `cores`: how many cores the processors share that are used, as the system tells; `affinity`: how
+    many processors a run may use; `quota`: how many it may fill. Measured, before anything is
+    timed: `products`, of each framework and dtype in FLOP/s, `bandwidth` of memory in bytes/s, and
+    `chain`, operations that wait for one another, a second, see `bench.harness.speed`.
+    """
 
     cpu: str | None = None
     isa: list[str] = []
@@ -401,6 +425,14 @@ class Environment(Base, frozen=True, kw_only=True, eq=False):
     order: str | None = None
     gpu: dict[str, Any] | None = None
     peak_flops: dict[str, Number] | None = None
+    processor: Processor | None = None
+    cores: int | None = None
+    affinity: int | None = None
+    quota: Number | None = None
+    hypervisor: str | None = None
+    products: dict[str, dict[str, Speed]] = {}
+    bandwidth: Speed | None = None
+    chain: Speed | None = None
     allocator: dict[str, Any] = {}
     devices: dict[str, str] = {}
     first_compile_s: dict[str, Positive] | None = None
