@@ -3,8 +3,9 @@
 A figure has an interval where processes were repeated, a range where one process repeated itself,
 neither where it was measured once, and is exact where it is a count or the size of a file. Of two
 times the ratio is that of the blocks that both played, whose interval is narrower than those of the
-times. Peaks of memory and first calls are mostly measured in one process a row: their ratios have
-the scatter of the rows that the same run measured in several.
+times. Peaks of memory, first calls, starts and rates of pipelines and replicas are measured at one
+time of a run, in a few processes a row or in one: their ratios have the scatter of the rows that
+the same run measured in several, and that from run to run, `BETWEEN_RUNS`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from bench.analysis import accuracy, comparisons, pairing
 from bench.analysis.accuracy import Accuracy
 from bench.analysis.families import OF_TRAINING, family_of
-from bench.analysis.verdicts import DELTA, quantile, shown_less, shown_more
+from bench.analysis.verdicts import DELTA, quantile, shown_less, shown_more, summed
 from bench.record import DIFFERENT, Case, Comparison, Metric, Record
 from shared.specs import more_is_better
 
@@ -32,6 +33,12 @@ COUNTED = ("checkpoint", "parameters", "parameters_not_zero", "macs", "found", "
 
 # Metrics that are figures of another name.
 RENAMED = ("cold_first_calls_s", "compressed_artifact", "artifact", "memory_all", "memory")
+
+# The sd of a figure's logarithm from run to run of a machine, beyond what processes of one run
+# scatter by: a run that measures a row at one time does not see it. Of each figure the least
+# hundredth with which 95% of the ratios of two runs of docs/reproducibility.json agree.
+BETWEEN_RUNS = {MEMORY: 0.04, FIRST_CALL: 0.12, START: 0.04, RATE: 0.10}
+BETWEEN_FREEDOM = 1000.0  # of them: hundreds of ratios, so that a t is as good as normal
 
 # Why there is no ratio, or none that decides.
 NOT_MEASURED = "not measured in this record"
@@ -126,7 +133,10 @@ def _figures(case: Case) -> Iterator[tuple[str, Figure | None]]:
     yield WITH_IMPORTS, _metric(next(filter(None, processes), Metric()))
     yield GAINED, _points_gained(case)
     for name, metric in metrics.items():
-        yield name, _exact(metric.value) if name in COUNTED else _metric(metric)
+        figure = _exact(metric.value) if name in COUNTED else _metric(metric)
+        if figure and name in BETWEEN_RUNS:
+            figure = _of_processes(figure, metric.samples)
+        yield name, figure
     if BATCH in metrics and (most := metrics[BATCH].value):  # 5% more does not fit
         yield BATCH, Figure(most, most, 1.05 * most, "range")
 
@@ -279,7 +289,7 @@ class Table:
     def __init__(self, record: Record) -> None:
         self.record = record
         self._figures = {case.id: figures(case) for case in record.cases}
-        self._scatter = {name: self._pooled(name) for name in (MEMORY, FIRST_CALL)}
+        self._scatter = {name: self._pooled(name) for name in BETWEEN_RUNS}
         self._compared = {(c.numerator, c.denominator): c for c in reversed(record.comparisons)}
 
     @cached_property
@@ -356,7 +366,9 @@ class Table:
         if not figure.value or not other.value:
             return None, NOT_MEASURED
         ratio = quotient(figure, other)
-        if name in self._scatter and "exact" not in (figure.kind, other.kind):
+        # A rate that has an interval is that of a time, of many processes.
+        others = ("exact", "interval") if name == RATE else ("exact",)
+        if name in self._scatter and not {figure.kind, other.kind} & set(others):
             return self._scattered(name, ratio.value, (figure.count, other.count)), None
         return ratio, None
 
@@ -422,7 +434,7 @@ class Table:
     # Scatter
 
     def _pooled(self, name: str) -> tuple[float, int]:
-        """The sd of a figure's logarithm over the processes of a row, and its freedom."""
+        """The sd of a figure's logarithm over a row's processes in this run, and its freedom."""
         squares, freedom = 0.0, 0
         for case in self.record.cases:
             values = [log(v) for v in _samples(case, name) if v is not None and v > 0]
@@ -441,7 +453,10 @@ class Table:
         sd, freedom = self._scatter[name]
         if not freedom:
             return _bounded(ratio, None)
-        wide = exp(quantile(0.95, freedom) * sd * sum(1 / count for count in counts) ** 0.5)
+        within = sd**2 * sum(1 / count for count in counts), freedom
+        between = len(counts) * BETWEEN_RUNS[name] ** 2, BETWEEN_FREEDOM
+        sd, freedom = summed([within, between])
+        wide = exp(quantile(0.95, freedom) * sd)
         return _bounded(ratio, (ratio / wide, ratio * wide))
 
 
@@ -449,7 +464,8 @@ def _samples(case: Case, name: str) -> list[float | None]:
     """What each process of a row had."""
     if name == MEMORY:
         return (case.memory.samples.get("above_import_bytes") if case.memory else None) or []
-    return case.metrics.get("cold_first_calls_s", Metric()).samples or []
+    metric = case.metrics.get("cold_first_calls_s" if name == FIRST_CALL else name, Metric())
+    return (None if metric.ci and name != FIRST_CALL else metric.samples) or []
 
 
 def _bounded(value: float, ci: tuple[float, float] | None) -> Figure:

@@ -15,6 +15,8 @@ from bench.analysis.families import families, family_of
 from bench.analysis.reading import load
 from bench.analysis.table import (
     BATCH,
+    BETWEEN_FREEDOM,
+    BETWEEN_RUNS,
     CALIBRATE,
     COLUMNS,
     COMPILE,
@@ -27,6 +29,7 @@ from bench.analysis.table import (
     NOT_MEASURED,
     RATE,
     SIZE,
+    START,
     TEACHER,
     TIME,
     WITH_IMPORTS,
@@ -163,8 +166,12 @@ def scatter(*groups):
     return sqrt(sum(each**2 for each in apart) / freedom), freedom
 
 
-def bounds(value, sd, freedom, ours, theirs):
-    wide = exp(stats.t.ppf(0.975, freedom) * sd * sqrt(1 / ours + 1 / theirs))
+def bounds(value, sd, freedom, ours, theirs, name):
+    """By the scatter within the run and that from run to run, by Welch and Satterthwaite."""
+    within, between = sd**2 * (1 / ours + 1 / theirs), 2 * BETWEEN_RUNS[name] ** 2
+    whole = within + between
+    freedom = whole**2 / (within**2 / freedom + between**2 / BETWEEN_FREEDOM)
+    wide = exp(stats.t.ppf(0.975, freedom) * sqrt(whole))
     return pytest.approx((value, value / wide, value * wide))
 
 
@@ -180,7 +187,7 @@ def test_a_peak_has_the_scatter_of_those_that_the_run_repeated(ours, theirs):
     alike = [[1.0] * count for count in (ours, theirs) if count > 1]
     sd, freedom = scatter(repeated, repeated, *alike)
     found = ratio(run, MEMORY)
-    assert (found.value, found.low, found.high) == bounds(0.5, sd, freedom, ours, theirs)
+    assert (found.value, found.low, found.high) == bounds(0.5, sd, freedom, ours, theirs, MEMORY)
     assert found.kind == "interval"
 
 
@@ -200,8 +207,25 @@ def test_without_any_repeated_row_first_calls_were_measured_once():
     assert ratio(run, FIRST_CALL).kind == "once"
     calls = {"cold_first_calls_s": Metric(value=0.5, samples=[0.4, 0.5, 0.7])}
     run = with_case(run, "compilation/digits-cnn-64/pt/changed", metrics=calls)
-    found = ratio(run, FIRST_CALL)
-    assert (found.value, found.low, found.high) == bounds(1.0, *scatter([0.4, 0.5, 0.7]), 1, 1)
+    found, scattered = ratio(run, FIRST_CALL), scatter([0.4, 0.5, 0.7])
+    assert (found.value, found.low, found.high) == bounds(1.0, *scattered, 1, 1, FIRST_CALL)
+
+
+@pytest.mark.parametrize("name", [START, RATE])
+def test_what_ran_at_one_time_of_a_run_has_the_scatter_from_run_to_run(name):
+    run = planted(row(metrics={name: (2.0, 1.0)}))
+    for end, factor in (("/changed", 2.0), ("/base", 1.0)):
+        repeated = Metric(value=factor, samples=[0.98 * factor, factor, 1.02 * factor])
+        run = with_case(run, end, metrics={name: repeated})
+    found, alike = ratio(run, name), [0.98, 1.0, 1.02]
+    wide = bounds(2.0, *scatter(alike, alike), 3, 3, name)
+    assert (found.value, found.low, found.high) == wide
+    assert found.kind == "interval"
+
+
+def test_a_rate_of_steps_has_the_interval_of_their_times():
+    run = planted(row(metrics={RATE: ([200.0, 190.0, 210.0], [100.0, 95.0, 105.0])}))
+    assert (ratio(run, RATE).low, ratio(run, RATE).high) == pytest.approx((190 / 105, 210 / 95))
 
 
 def test_peaks_of_a_gpu_and_of_the_host_are_not_compared():
