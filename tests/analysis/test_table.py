@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench.harness.run_plan import techniques
 from scipy import stats
 
 from bench.analysis.declared import complete, of_row
@@ -41,6 +40,7 @@ from bench.analysis.table import (
     table,
 )
 from bench.compression import bench_combinations
+from bench.harness.run_plan import techniques
 from bench.record import AccuracyDifference, Metric, Price
 from bench.train_step import bench_compilation
 from tests import records
