@@ -38,7 +38,8 @@ CATALOGUE: dict[str, Cause] = {
         Cause(
             "pool_padding_counted",
             "whether an average counts padded zeros",
-            "PyTorch's AvgPool counts padded zeros (count_include_pad=True), TensorFlow's does not.",
+            "PyTorch's AvgPool counts padded zeros (count_include_pad=True), TensorFlow's does "
+            "not.",
             "count_include_pad={b}",
             "ZeroPadding before the layer and padding='valid' in it, or 'same' without it",
         ),
@@ -156,6 +157,101 @@ CATALOGUE: dict[str, Cause] = {
             "to float32 without a word.",
             "model.float(), and arrays of float32",
             "keras.config.set_floatx('float64') before the model is made",
+        ),
+        # Layers that are written otherwise
+        Cause(
+            "transposed_padding",
+            "what a transposed convolution crops",
+            "padding='same' of TensorFlow crops the odd row and column at the end, PyTorch's "
+            "padding and output_padding at the beginning.",
+            "padding=0, and x[..., :-1, :-1] after the layer",
+            "padding='valid', and Cropping2D(((1, 0), (1, 0))) after the layer",
+        ),
+        Cause(
+            "stride_place",
+            "which convolution of a block has the stride",
+            "torchvision's ResNet-50 has it in the 3x3 convolution (version 1.5), that of "
+            "keras.applications in the first 1x1 (version 1).",
+            "stride={b}",
+            "strides={a}",
+        ),
+        Cause(
+            "reshape_order",
+            "the order in which a reshape reads",
+            "A reshape reads in the order of memory, and axes lie otherwise: channels first or "
+            "last, heads before or after their size.",
+            "turn the axes before the reshape: x.permute(0, 2, 3, 1)",
+            "turn the axes before the reshape: Permute((3, 1, 2))",
+        ),
+        Cause(
+            "activation",
+            "another activation",
+            "It has no weights, so that copying them does not show that it is another.",
+            "{b}",
+            "activation={a}",
+        ),
+        Cause(
+            "forget_bias",
+            "one more in the forget gate's bias",
+            "Keras starts that bias at 1 (unit_forget_bias), and cells of TensorFlow 1 added it at "
+            "each step, so that no weight had it.",
+            "add 1 to bias_ih[hidden:2 * hidden]",
+            "copy the bias as it is, without 1 in the forget gate",
+        ),
+        Cause(
+            "padding_token",
+            "whether the embedding of the padding token learns",
+            "padding_idx of PyTorch gives its row no gradient; mask_zero of Keras only makes a "
+            "mask.",
+            "nn.Embedding without padding_idx",
+            "multiply the embedding by tokens != 0",
+        ),
+        Cause(
+            "attention_scale",
+            "the scale of attention",
+            "scaled_dot_product_attention and MultiHeadAttention divide by the root of a head's "
+            "size; layers.Attention of Keras does not.",
+            "scale={b}",
+            "divide the queries by the root of a head's size",
+        ),
+        Cause(
+            "attention_mask",
+            "what True means in a mask of attention",
+            "True is left out by nn.MultiheadAttention, and takes part in "
+            "scaled_dot_product_attention and in Keras.",
+            "key_padding_mask=~mask",
+            "attention_mask=~mask",
+        ),
+        Cause(
+            "missing_residual",
+            "a residual that one side lacks",
+            "A sum has no weights, so that copying them does not show that it is missing.",
+            "{b}",
+            "{a}",
+        ),
+        Cause(
+            "preprocessing",
+            "scaling and normalising within the model",
+            "Some models of keras.applications begin with it, those of torchvision expect it of "
+            "their input.",
+            "x = (255 * x - mean) / std before the model",
+            "give the model raw images",
+        ),
+        Cause(
+            "missing_bias",
+            "a bias that one side has",
+            "torchvision's convolutions before BatchNorm have none; some of keras.applications "
+            "have one, which BatchNorm takes off again.",
+            "bias={b}",
+            "use_bias={a}",
+        ),
+        Cause(
+            "bias_correction",
+            "correction of the moments for bias",
+            "Adam of both corrects; the optimizer of the first BERT does not, so that its first "
+            "updates are larger.",
+            "{b}",
+            "{a}",
         ),
         # Weights
         Cause(
