@@ -97,17 +97,16 @@ def agrees(request: pytest.FixtureRequest, flavour: str) -> Callable[[str, dict,
     saved = dict(np.load(file)) if file.exists() else {}
 
     def compare(name: str, values: dict, bar: float) -> None:
-        named = {f"{name}, {what}": value for what, value in values.items()}
         if request.config.option.save_arrays:
-            saved.update({what: _small(value) for what, value in named.items()})
+            saved[name] = _together(values)
             file.parent.mkdir(exist_ok=True)
             np.savez_compressed(file, **saved)
-        kept = {what for what in saved if what.startswith(f"{name}, ")}
-        assert kept == named.keys(), HOW_TO_SAVE.format(request.node.nodeid)
-        distances = {what: apart(value, saved[what]) for what, value in named.items()}
+        kept = saved.get(name, np.zeros((), []))
+        assert set(kept.dtype.names) == set(values), HOW_TO_SAVE.format(request.node.nodeid)
+        distances = {what: apart(value, kept[what]) for what, value in values.items()}
         # The words are given, since this module is imported before pytest rewrites its asserts.
         beyond = {what: far for what, far in distances.items() if not far < bar}
-        assert beyond == {}, f"beyond {bar:g}: {beyond}"
+        assert beyond == {}, f"{name} beyond {bar:g}: {beyond}"
 
     return compare
 
@@ -121,8 +120,14 @@ def apart(ours, theirs) -> float:
     return float(np.linalg.norm(a - b) / (np.linalg.norm(b) or 1.0))
 
 
-def _small(value) -> np.ndarray:
-    return np.asarray(value, float if isinstance(value, (list, float)) else np.float32)
+def _together(values: dict) -> np.ndarray:
+    """Arrays by name as the fields of one: a file of few arrays has few headers."""
+    arrays = {
+        what: np.asarray(value, float if isinstance(value, (list, float)) else np.float32)
+        for what, value in values.items()
+    }
+    fields = [(what, array.dtype, array.shape) for what, array in arrays.items()]
+    return np.array(tuple(arrays.values()), fields)
 
 
 @functools.cache

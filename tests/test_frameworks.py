@@ -89,4 +89,4 @@ def test_arrays_are_saved_by_pytorch_and_compared_with(file):
     assert ends == {"test_agrees[pt-2.0]": "PASSED"}
     ends, said = run(file, "-k", "agrees", "--here", "pt")
     assert ends == {"test_agrees[pt-2.0]": "PASSED", "test_agrees[pt-2.1]": "FAILED"}
-    assert "same, losses" in said
+    assert "same beyond 0.01: {'losses'" in said

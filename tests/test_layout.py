@@ -70,7 +70,7 @@ SECTIONS = (
 )
 SETTING_TYPES = {"str", "int", "float", "bool", "tuple"}
 MOST_LINES_A_FUNCTION = 60
-MOST_BYTES_OF_ARRAYS = 150_000  # that one test file compares with
+MOST_BYTES_OF_ARRAYS = 100_000  # that one test file compares with
 MOST_FILES_TO_COPY = 3  # with a technique, beside other techniques
 MOST_KIT_FILES, MOST_KIT_LINES = 2, 200  # of these, and what one of them may have
 # Three and four: repairs of torchao's PT2E, and what follows what in a model of Keras, are each
@@ -798,11 +798,11 @@ def test_what_a_test_file_must_not_have_is_named(tree):
     (folder / "pt_pruning.py").write_text("def linear(width):\n    pass\n")
     (folder / "tf_pruning.py").write_text("def linear(units):\n    pass\n")
     (folder / "arrays").mkdir()
-    (folder / "arrays" / "test_gone.npz").write_bytes(bytes(150_001))
+    (folder / "arrays" / "test_gone.npz").write_bytes(bytes(100_001))
     assert list(faults_of_tests(tree)) == [
         "tests/compression/test_pruning.py imports torch",
         "tests/compression/pt_pruning.py: linear differs from its twin",
-        "tests/compression/arrays/test_gone.npz has 150001 bytes",
+        "tests/compression/arrays/test_gone.npz has 100001 bytes",
         "tests/compression/arrays/test_gone.npz belongs to no test",
     ]
 
