@@ -1,38 +1,22 @@
-"""What is known to make two models differ that should be one: a cause by its name, in words.
+"""What both frameworks do where they are known to differ: the texts of docs/differences.md.
 
-This is the data. The checks, which find that a cause applies by making its change, name the same
-causes; docs/differences.md shows them as a page (`python -m bench.port.differences`).
+Keys are those of `causes.CATALOGUE`, which holds what `twinbench port` answers in one line; here
+stands what a reader looks up. `python -m bench.port.differences` makes the page of both.
 """
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-EVALUATION, TRAINING, LOSS = "evaluation", "training", "loss"
-GRADIENTS, UPDATE, STEPS = "gradients", "update", "steps"
-WEIGHTS = "weights"  # before any step: what the models start from
-# What a step is, in the order in which the steps are compared.
-STAGES = {
-    WEIGHTS: "the weights that both start from",
-    EVALUATION: "the outputs of each layer, in evaluation mode",
-    TRAINING: "the outputs of each layer, in training mode",
-    LOSS: "the loss",
-    GRADIENTS: "the gradients of each layer",
-    UPDATE: "the state after one update",
-    STEPS: "the losses and weights of several updates",
-}
 
+class Entry(Struct, frozen=True, kw_only=True):
+    """Where the frameworks differ.
 
-class Cause(Struct, frozen=True, kw_only=True):
-    """Why two models differ.
-
-    `stage`: the first of `STAGES` at which it shows. `pytorch`, `tensorflow`: what the frameworks
-    do. `in_pytorch`, `in_tensorflow`: the line that makes this side do as the other. `defaults`:
-    a parameter, as "torch.nn.LayerNorm(eps)", and its default.
+    pytorch, tensorflow: what they do. why: why they differ. in_pytorch, in_tensorflow: the line
+    that makes this side do as the other. defaults: a parameter, as "torch.nn.LayerNorm(eps)", and
+    its default.
     """
 
-    title: str
-    stage: str
     pytorch: str
     tensorflow: str
     why: str
@@ -42,46 +26,29 @@ class Cause(Struct, frozen=True, kw_only=True):
 
 
 CONVOLUTIONS = {
-    "convolution_padding": Cause(
-        title="Padding of strided convolutions",
-        stage=EVALUATION,
-        pytorch="`padding=1` puts one row of zeros before and one after. `padding='same'` is "
-        "refused with a stride.",
+    "padding": Entry(
+        pytorch="`padding=1` puts one row before and one after: zeros for a convolution, -inf for "
+        "`MaxPool2d`. `padding='same'` is refused with a stride.",
         tensorflow="`padding='same'` gives `ceil(size / stride)` outputs. It pads as little as "
         "that needs, and an odd row goes after the image: a kernel of 3 with stride 2 on an even "
         "size has none before and one after.",
-        why="Each is consistent by itself: PyTorch's padding depends on the layer only, "
-        "TensorFlow's on the size of the image, too. Shapes agree, so nothing fails, and every "
-        "output is computed from a window that is shifted by one pixel. On odd sizes both agree.",
-        in_pytorch="`x = F.pad(x, (0, 1, 0, 1))`, then `nn.Conv2d(i, o, 3, stride=2)`",
+        why="PyTorch's padding depends on the layer only, TensorFlow's on the size of the image, "
+        "too. Shapes agree, so that nothing fails, and every output is computed from a window that "
+        "is shifted by a pixel. On odd sizes both agree. `ZeroPadding2D` before a max pooling is "
+        "right only where no input is negative, as after a ReLU.",
+        in_pytorch="`x = F.pad(x, (0, 1, 0, 1))`, then `nn.Conv2d(i, o, 3, stride=2)`; before a "
+        "`MaxPool2d` with `value=-math.inf`",
         in_tensorflow="`x = layers.ZeroPadding2D(1)(x)`, then "
-        "`layers.Conv2D(o, 3, strides=2, padding='valid')`",
+        "`layers.Conv2D(o, 3, strides=2, padding='valid')`; before a `MaxPooling2D` "
+        "`keras.ops.pad(x, [(0, 0), (1, 1), (1, 1), (0, 0)], constant_values=-math.inf)`",
         defaults={
             "torch.nn.Conv2d(padding)": 0,
-            "keras.layers.Conv2D(padding)": "valid",
-        },
-    ),
-    "pooling_padding": Cause(
-        title="Padding of pooling",
-        stage=EVALUATION,
-        pytorch="`MaxPool2d(3, stride=2, padding=1)` pads both sides with -inf.",
-        tensorflow="`MaxPooling2D(3, strides=2, padding='same')` pads as a convolution does: on an "
-        "even size only after the image.",
-        why="It is the rule of strided convolutions. `ZeroPadding2D` before a pooling is the same "
-        "as PyTorch's only where no input is negative, as after a ReLU.",
-        in_pytorch="`x = F.pad(x, (0, 1, 0, 1), value=-math.inf)`, then "
-        "`nn.MaxPool2d(3, stride=2)`",
-        in_tensorflow="`x = keras.ops.pad(x, [(0, 0), (1, 1), (1, 1), (0, 0)], "
-        "constant_values=-math.inf)`, then `layers.MaxPooling2D(3, strides=2)`",
-        defaults={
             "torch.nn.MaxPool2d(padding)": 0,
-            "torch.nn.MaxPool2d(ceil_mode)": False,
+            "keras.layers.Conv2D(padding)": "valid",
             "keras.layers.MaxPooling2D(padding)": "valid",
         },
     ),
-    "average_pooling_count": Cause(
-        title="What an average over a padded border is divided by",
-        stage=EVALUATION,
+    "pool_padding_counted": Entry(
         pytorch="`AvgPool2d` divides by the size of the window, so padded zeros count.",
         tensorflow="`AveragePooling2D(padding='same')` divides by the number of real pixels.",
         why="PyTorch has a switch for it, whose default is that of Caffe; TensorFlow has none.",
@@ -90,9 +57,16 @@ CONVOLUTIONS = {
         "`layers.AveragePooling2D(3, padding='valid')`",
         defaults={"torch.nn.AvgPool2d(count_include_pad)": True},
     ),
-    "transposed_convolution_padding": Cause(
-        title="What a transposed convolution crops",
-        stage=EVALUATION,
+    "ceil_mode": Entry(
+        pytorch="A window that the image covers in part is left out, unless `ceil_mode=True`.",
+        tensorflow="`padding='valid'` leaves it out, `padding='same'` takes it.",
+        why="On sizes that the stride does not divide this decides over the shape; behind a global "
+        "pooling the shape does not show it.",
+        in_pytorch="`nn.MaxPool2d(2, ceil_mode=True)`",
+        in_tensorflow="`layers.MaxPooling2D(2, padding='valid')`",
+        defaults={"torch.nn.MaxPool2d(ceil_mode)": False},
+    ),
+    "transposed_padding": Entry(
         pytorch="`ConvTranspose2d(3, stride=2, padding=1, output_padding=1)` crops one row before "
         "the image and none after it.",
         tensorflow="`Conv2DTranspose(3, strides=2, padding='same')` crops none before and one "
@@ -103,9 +77,7 @@ CONVOLUTIONS = {
         in_tensorflow="`layers.Conv2DTranspose(o, 3, strides=2, padding='valid')`, then "
         "`layers.Cropping2D(((1, 0), (1, 0)))`",
     ),
-    "stride_placement": Cause(
-        title="Which convolution of a bottleneck has the stride",
-        stage=EVALUATION,
+    "stride_place": Entry(
         pytorch="torchvision's ResNet-50 has it in the 3x3 convolution (version 1.5).",
         tensorflow="`keras.applications.ResNet50` has it in the first 1x1 convolution (version 1, "
         "as the article).",
@@ -114,9 +86,7 @@ CONVOLUTIONS = {
         in_pytorch="`block.conv1.stride, block.conv2.stride = block.conv2.stride, (1, 1)`",
         in_tensorflow="write the block anew, with `strides=2` in its 3x3 convolution",
     ),
-    "data_format": Cause(
-        title="Channels first or last",
-        stage=EVALUATION,
+    "data_format": Entry(
         pytorch="Images are (batch, channels, height, width).",
         tensorflow="Images are (batch, height, width, channels).",
         why="cuDNN's first layout was channels first; TensorFlow's kernels on CPUs, and tensor "
@@ -129,9 +99,7 @@ CONVOLUTIONS = {
 }
 
 SHAPES = {
-    "flatten_order": Cause(
-        title="The order in which an image is flattened",
-        stage=EVALUATION,
+    "flatten_order": Entry(
         pytorch="`torch.flatten(x, 1)` of (channels, height, width): all pixels of the first "
         "channel come first.",
         tensorflow="`Flatten()` of (height, width, channels): all channels of the first pixel "
@@ -141,9 +109,7 @@ SHAPES = {
         in_pytorch="`x = x.permute(0, 2, 3, 1).flatten(1)`",
         in_tensorflow="`x = layers.Permute((3, 1, 2))(x)`, then `layers.Flatten()(x)`",
     ),
-    "reshape_order": Cause(
-        title="The order in which a reshape reads",
-        stage=EVALUATION,
+    "reshape_order": Entry(
         pytorch="`x.reshape(batch, size, -1)` of channels-first data keeps channels apart.",
         tensorflow="`Reshape((size, -1))` of channels-last data mixes channels and pixels.",
         why="Both read in the order of memory, but the axes lie otherwise. A reshape that splits "
@@ -152,9 +118,7 @@ SHAPES = {
         in_pytorch="`x = x.permute(0, 2, 3, 1).reshape(batch, -1, channels)`",
         in_tensorflow="`x = layers.Permute((3, 1, 2))(x)`, then `layers.Reshape(...)(x)`",
     ),
-    "softmax_axis": Cause(
-        title="The axis of a softmax",
-        stage=EVALUATION,
+    "softmax_axis": Entry(
         pytorch="`Softmax(dim)` has to be told; channels are axis 1.",
         tensorflow="`Softmax()` is over the last axis, which channels are.",
         why="What is `dim=1` of channels-first data is `axis=-1` of channels-last data. Copied as "
@@ -169,9 +133,7 @@ SHAPES = {
 }
 
 NORMALIZATION = {
-    "normalization_epsilon": Cause(
-        title="Epsilon of normalisation",
-        stage=EVALUATION,
+    "norm_epsilon": Entry(
         pytorch="Every normalisation adds 1e-5 to the variance.",
         tensorflow="Every normalisation adds 1e-3.",
         why="Keras chose its value for half precision. The difference is small where variances "
@@ -189,9 +151,7 @@ NORMALIZATION = {
             "keras.layers.GroupNormalization(epsilon)": 1e-3,
         },
     ),
-    "batchnorm_momentum": Cause(
-        title="Momentum of BatchNorm",
-        stage=UPDATE,
+    "norm_momentum": Entry(
         pytorch="`momentum` is the share of the new statistics.",
         tensorflow="`momentum` is the share of the old ones.",
         why="The same word has two meanings, and the defaults differ, too: the running statistics "
@@ -204,9 +164,7 @@ NORMALIZATION = {
             "keras.layers.BatchNormalization(momentum)": 0.99,
         },
     ),
-    "running_variance": Cause(
-        title="Biased and unbiased running variance",
-        stage=UPDATE,
+    "running_variance": Entry(
         pytorch="A batch is normalised with its biased variance (divided by n). The running "
         "variance is updated with the unbiased one (divided by n - 1).",
         tensorflow="Keras 3 uses the biased one for both.",
@@ -218,9 +176,7 @@ NORMALIZATION = {
         in_tensorflow="after the call: `kept = norm.momentum * before`, then "
         "`norm.moving_variance.assign(kept + (norm.moving_variance - kept) * n / (n - 1))`",
     ),
-    "frozen_normalization": Cause(
-        title="BatchNorm in a frozen part",
-        stage=TRAINING,
+    "norm_frozen": Entry(
         pytorch="`requires_grad = False` keeps scale and shift as they are. In training mode the "
         "layer still normalises with the batch and updates its running statistics.",
         tensorflow="`trainable = False` makes the layer run in inference mode: it uses and keeps "
@@ -233,9 +189,7 @@ NORMALIZATION = {
 }
 
 ACTIVATIONS = {
-    "gelu": Cause(
-        title="Exact and tanh GELU",
-        stage=EVALUATION,
+    "gelu": Entry(
         pytorch="`nn.GELU()` is exact, by the error function; `approximate='tanh'` is the other.",
         tensorflow="`keras.activations.gelu` and `tf.nn.gelu` are exact; `approximate=True` is the "
         "tanh form.",
@@ -250,9 +204,7 @@ ACTIVATIONS = {
             "tensorflow.nn.gelu(approximate)": False,
         },
     ),
-    "leaky_relu_slope": Cause(
-        title="Slope of LeakyReLU",
-        stage=EVALUATION,
+    "negative_slope": Entry(
         pytorch="The slope of negative inputs is 0.01.",
         tensorflow="That of the layer is 0.3, that of the functions 0.2.",
         why="Each default comes from another article or example. Write the slope down.",
@@ -265,9 +217,7 @@ ACTIVATIONS = {
             "tensorflow.nn.leaky_relu(alpha)": 0.2,
         },
     ),
-    "activation": Cause(
-        title="Another activation",
-        stage=EVALUATION,
+    "activation": Entry(
         pytorch="An activation is a layer or a call behind the layer.",
         tensorflow="Layers have an argument `activation`, which is None unless it is given.",
         why="One that is forgotten, or written as another, changes no shape and no weight. A "
@@ -279,9 +229,7 @@ ACTIVATIONS = {
 }
 
 RECURRENT = {
-    "gate_order": Cause(
-        title="The order of gates in weights",
-        stage=EVALUATION,
+    "recurrent_gates": Entry(
         pytorch="GRU: reset, update, new. LSTM: input, forget, cell, output.",
         tensorflow="GRU: update, reset, new. LSTM: input, forget, cell, output.",
         why="The gates of a layer lie in one matrix. Their order is a convention, and in GRU the "
@@ -290,9 +238,7 @@ RECURRENT = {
         in_tensorflow="`z, r, n = numpy.split(kernel, 3, axis=1)`, then "
         "`numpy.concatenate((r, z, n), axis=1)` for PyTorch",
     ),
-    "gru_reset_after": Cause(
-        title="Where a GRU resets",
-        stage=EVALUATION,
+    "gru_reset": Entry(
         pytorch="The reset gate multiplies the state after its matrix product, bias included.",
         tensorflow="`reset_after=True` does the same. `reset_after=False` multiplies the state "
         "before the product, as the first article does, and has one bias instead of two.",
@@ -302,9 +248,7 @@ RECURRENT = {
         in_tensorflow="`layers.GRU(units, reset_after=True)`",
         defaults={"keras.layers.GRU(reset_after)": True},
     ),
-    "recurrent_bias": Cause(
-        title="One bias or two",
-        stage=EVALUATION,
+    "recurrent_bias": Entry(
         pytorch="LSTM and GRU have two biases, `bias_ih` and `bias_hh`.",
         tensorflow="LSTM has one. GRU with `reset_after=True` keeps two, as the rows of one array.",
         why="cuDNN has two. In an LSTM only their sum matters; in a GRU the second one of the new "
@@ -313,9 +257,7 @@ RECURRENT = {
         in_tensorflow="`bias_ih + bias_hh` for an LSTM, `numpy.stack((bias_ih, bias_hh))` for a "
         "GRU",
     ),
-    "forget_gate_bias": Cause(
-        title="The forget gate's first bias",
-        stage=WEIGHTS,
+    "forget_bias": Entry(
         pytorch="Biases of an LSTM are drawn like its weights.",
         tensorflow="`unit_forget_bias=True` starts the forget gate's bias at 1, the others at 0.",
         why="A gate that starts open lets gradients pass through time (Jozefowicz et al., 2015). "
@@ -325,9 +267,41 @@ RECURRENT = {
         in_tensorflow="`layers.LSTM(units, unit_forget_bias=False)`",
         defaults={"keras.layers.LSTM(unit_forget_bias)": True},
     ),
-    "mask": Cause(
-        title="Masks of padded sequences",
-        stage=EVALUATION,
+    "batch_first": Entry(
+        pytorch="`nn.LSTM`, `nn.GRU` and `nn.MultiheadAttention` take (time, batch, features) "
+        "unless `batch_first=True`.",
+        tensorflow="Sequences are always (batch, time, features).",
+        why="Time first is the order of cuDNN. An array of the other order is read without an "
+        "error: samples become steps of time.",
+        in_pytorch="`nn.LSTM(i, o, batch_first=True)`",
+        in_tensorflow="`keras.ops.transpose(x, (1, 0, 2))` before the layer and after it",
+        defaults={
+            "torch.nn.LSTM(batch_first)": False,
+            "torch.nn.MultiheadAttention(batch_first)": False,
+        },
+    ),
+    "recurrent_last": Entry(
+        pytorch="`out[:, -1]` of a bidirectional layer has the backward direction's first step.",
+        tensorflow="`Bidirectional` without `return_sequences` gives the last step of either; of "
+        "the backward direction that is the first token's.",
+        why="PyTorch gives outputs in the order of time, and the states after the last step in "
+        "`h_n`.",
+        in_pytorch="`torch.cat((h_n[-2], h_n[-1]), 1)`",
+        in_tensorflow="`return_sequences=True`, then `x[:, -1]`",
+        defaults={"keras.layers.LSTM(return_sequences)": False},
+    ),
+    "recurrent_activation": Entry(
+        pytorch="LSTM and GRU have sigmoid for the gates, tanh for the rest, and no argument.",
+        tensorflow="`activation` and `recurrent_activation` take any function.",
+        why="Models from before TensorFlow 2 have a hard sigmoid. cuDNN has only PyTorch's.",
+        in_pytorch="a cell that is written by hand",
+        in_tensorflow="`layers.LSTM(units, activation='tanh', recurrent_activation='sigmoid')`",
+        defaults={
+            "keras.layers.LSTM(activation)": "tanh",
+            "keras.layers.LSTM(recurrent_activation)": "sigmoid",
+        },
+    ),
+    "mask": Entry(
         pytorch="A recurrent layer runs over padding unless it is given a packed sequence; "
         "attention needs a `key_padding_mask`.",
         tensorflow="`Embedding(mask_zero=True)` and `Masking` make a mask that travels with the "
@@ -338,9 +312,7 @@ RECURRENT = {
         in_tensorflow="`layers.Embedding(words, size, mask_zero=True)`",
         defaults={"keras.layers.Embedding(mask_zero)": False},
     ),
-    "padding_token": Cause(
-        title="The embedding of the padding token",
-        stage=GRADIENTS,
+    "padding_token": Entry(
         pytorch="`padding_idx=0` starts the row at zero and gives it no gradient.",
         tensorflow="`mask_zero=True` only makes a mask. The row is drawn as any other, and is "
         "updated where no mask keeps its gradient out.",
@@ -352,9 +324,7 @@ RECURRENT = {
 }
 
 DROPOUT = {
-    "dropout_rate": Cause(
-        title="What the rate of dropout means",
-        stage=TRAINING,
+    "dropout_rate": Entry(
         pytorch="`Dropout(p)` drops a share of p.",
         tensorflow="`Dropout(rate)` drops a share of rate. `tf.compat.v1.nn.dropout` had the share "
         "that is kept.",
@@ -364,9 +334,7 @@ DROPOUT = {
         in_tensorflow="`layers.Dropout(1 - keep_prob)`",
         defaults={"torch.nn.Dropout(p)": 0.5},
     ),
-    "dropout_kind": Cause(
-        title="Dropout of values or of channels",
-        stage=TRAINING,
+    "dropout_shape": Entry(
         pytorch="`Dropout2d` drops whole channels.",
         tensorflow="`SpatialDropout2D` drops whole channels; `Dropout(noise_shape=...)` what it "
         "is told.",
@@ -375,9 +343,20 @@ DROPOUT = {
         in_pytorch="`nn.Dropout2d(p)`",
         in_tensorflow="`layers.SpatialDropout2D(rate)`",
     ),
-    "recurrent_dropout": Cause(
-        title="Dropout of recurrent layers",
-        stage=TRAINING,
+    "dropout_missing": Entry(
+        pytorch="A layer of dropout, or the argument of `nn.LSTM`, `nn.TransformerEncoderLayer` "
+        "and `nn.MultiheadAttention`.",
+        tensorflow="A layer of dropout, or the argument of `LSTM` and `MultiHeadAttention`.",
+        why="`TransformerEncoderLayer` drops 0.1 without being asked, and at four places.",
+        in_pytorch="`nn.TransformerEncoderLayer(size, heads, dropout=0.0)`",
+        in_tensorflow="`layers.MultiHeadAttention(heads, size, dropout=0.1)`",
+        defaults={
+            "torch.nn.TransformerEncoderLayer(dropout)": 0.1,
+            "torch.nn.MultiheadAttention(dropout)": 0.0,
+            "keras.layers.MultiHeadAttention(dropout)": 0.0,
+        },
+    ),
+    "recurrent_dropout": Entry(
         pytorch="`LSTM(dropout=p)` drops what each layer but the last gives, with a new mask for "
         "each time step.",
         tensorflow="`LSTM(dropout=rate)` drops what the layer is given, the first included, with "
@@ -397,9 +376,7 @@ DROPOUT = {
 }
 
 ATTENTION = {
-    "attention_scale": Cause(
-        title="Scale of attention",
-        stage=EVALUATION,
+    "attention_scale": Entry(
         pytorch="`scaled_dot_product_attention` divides scores by the root of a head's size.",
         tensorflow="`MultiHeadAttention` does, too. `Attention` and `AdditiveAttention`, which are "
         "older, do not scale.",
@@ -408,9 +385,7 @@ ATTENTION = {
         in_tensorflow="`q = q / math.sqrt(head_size)` before `layers.Attention()`",
         defaults={"keras.layers.Attention(use_scale)": False},
     ),
-    "attention_mask": Cause(
-        title="What True means in a mask of attention",
-        stage=EVALUATION,
+    "attention_mask": Entry(
         pytorch="In `key_padding_mask` and `attn_mask` of `MultiheadAttention` True is left out; "
         "in `scaled_dot_product_attention` True takes part.",
         tensorflow="In `attention_mask` True takes part.",
@@ -418,9 +393,16 @@ ATTENTION = {
         in_pytorch="`key_padding_mask=~mask`",
         in_tensorflow="`attention_mask=~mask`",
     ),
-    "missing_residual": Cause(
-        title="A residual that is missing",
-        stage=EVALUATION,
+    "causal": Entry(
+        pytorch="`is_causal=True` of `scaled_dot_product_attention`; `MultiheadAttention` wants "
+        "`attn_mask`, too.",
+        tensorflow="`use_causal_mask=True` when `MultiHeadAttention` is called.",
+        why="In both it is an argument of the call, and absent unless it is given. A language "
+        "model without it learns to copy, and its loss falls to near zero.",
+        in_pytorch="`F.scaled_dot_product_attention(q, k, v, is_causal=True)`",
+        in_tensorflow="`attention(x, x, use_causal_mask=True)`",
+    ),
+    "missing_residual": Entry(
         pytorch="`x + block(x)` in the forward pass.",
         tensorflow="`layers.Add()([x, block(x)])`.",
         why="A sum has no weights, so that nothing misses it when weights are copied.",
@@ -430,36 +412,25 @@ ATTENTION = {
 }
 
 IMAGES = {
-    "interpolation": Cause(
-        title="Interpolation of an upsampling",
-        stage=EVALUATION,
-        pytorch="`Upsample` repeats the nearest pixel unless `mode` says otherwise.",
-        tensorflow="`UpSampling2D` does, too; `tf.image.resize` and `layers.Resizing` "
-        "are bilinear.",
-        why="An upsampling has no weights, and both modes give the same shape.",
-        in_pytorch="`nn.Upsample(scale_factor=2, mode='bilinear')`",
-        in_tensorflow="`layers.UpSampling2D(2, interpolation='bilinear')`",
+    "interpolation": Entry(
+        pytorch="`Upsample` repeats the nearest pixel unless `mode` says otherwise. "
+        "`align_corners=False` takes pixels as squares; True puts the outermost centres onto each "
+        "other.",
+        tensorflow="`UpSampling2D` repeats the nearest pixel, too; `tf.image.resize` and "
+        "`layers.Resizing` are bilinear. Pixels are squares; TensorFlow 1 had another default.",
+        why="An upsampling has no weights, and all modes give the same shape. Older models and "
+        "articles on segmentation align corners.",
+        in_pytorch="`F.interpolate(x, scale_factor=2, mode='bilinear', align_corners=False)`",
+        in_tensorflow="`layers.UpSampling2D(2, interpolation='bilinear')`; with aligned corners "
+        "`tf.compat.v1.image.resize_bilinear(x, size, align_corners=True)`",
         defaults={
             "torch.nn.Upsample(mode)": "nearest",
+            "torch.nn.Upsample(align_corners)": None,
             "keras.layers.UpSampling2D(interpolation)": "nearest",
             "keras.layers.Resizing(interpolation)": "bilinear",
         },
     ),
-    "align_corners": Cause(
-        title="Aligned corners of an interpolation",
-        stage=EVALUATION,
-        pytorch="`align_corners=False` takes pixels as squares; True puts the outermost centres "
-        "onto each other.",
-        tensorflow="TensorFlow 2 does as False does. TensorFlow 1's default was neither.",
-        why="PyTorch's False was made the default in version 0.4, and TensorFlow's in version 2. "
-        "Older models and articles on segmentation have True.",
-        in_pytorch="`F.interpolate(x, scale_factor=2, mode='bilinear', align_corners=False)`",
-        in_tensorflow="`tf.compat.v1.image.resize_bilinear(x, size, align_corners=True)`",
-        defaults={"torch.nn.Upsample(align_corners)": None},
-    ),
-    "preprocessing": Cause(
-        title="Preprocessing within the model",
-        stage=EVALUATION,
+    "preprocessing": Entry(
         pytorch="torchvision's models expect images that were scaled and normalised.",
         tensorflow="Some of `keras.applications` (EfficientNet, ConvNeXt, MobileNetV3) begin with "
         "layers that scale and normalise; others have a function `preprocess_input`, of which "
@@ -473,9 +444,7 @@ IMAGES = {
 }
 
 LOSSES = {
-    "logits": Cause(
-        title="Logits or probabilities",
-        stage=LOSS,
+    "loss_logits": Entry(
         pytorch="`cross_entropy` takes logits; there is no switch. Probabilities need "
         "`nll_loss(p.log(), y)`.",
         tensorflow="Losses take probabilities unless `from_logits=True`.",
@@ -488,9 +457,7 @@ LOSSES = {
             "keras.losses.BinaryCrossentropy(from_logits)": False,
         },
     ),
-    "loss_reduction": Cause(
-        title="Mean or sum",
-        stage=LOSS,
+    "loss_reduction": Entry(
         pytorch="`reduction='mean'` is over all elements; weights of classes count in what it is "
         "divided by.",
         tensorflow="`sum_over_batch_size` is the mean over all elements; weights of samples do not "
@@ -504,9 +471,7 @@ LOSSES = {
             "keras.losses.SparseCategoricalCrossentropy(reduction)": "sum_over_batch_size",
         },
     ),
-    "label_smoothing": Cause(
-        title="Label smoothing",
-        stage=LOSS,
+    "label_smoothing": Entry(
         pytorch="`CrossEntropyLoss(label_smoothing=0.1)` takes classes or probabilities.",
         tensorflow="Only `CategoricalCrossentropy(label_smoothing=0.1)` has it, for one-hot "
         "targets; the sparse loss has none.",
@@ -519,9 +484,7 @@ LOSSES = {
             "keras.losses.CategoricalCrossentropy(label_smoothing)": 0.0,
         },
     ),
-    "ignored_label": Cause(
-        title="Labels that are ignored",
-        stage=LOSS,
+    "ignored_labels": Entry(
         pytorch="`ignore_index` is -100, and the mean is over the others.",
         tensorflow="`ignore_class` is None: -100 is an index that does not exist.",
         why="TensorFlow on a CPU raises an error for such an index; on a GPU the loss is NaN. A "
@@ -533,9 +496,36 @@ LOSSES = {
             "keras.losses.SparseCategoricalCrossentropy(ignore_class)": None,
         },
     ),
-    "penalty": Cause(
-        title="A penalty of weights in the loss",
-        stage=LOSS,
+    "class_weights": Entry(
+        pytorch="`weight` of `cross_entropy` divides by the sum of the weights that count.",
+        tensorflow="`class_weight` and `sample_weight` divide by the number of samples.",
+        why="With PyTorch's mean the weights change how samples count among each other, with "
+        "Keras's also how large the loss is.",
+        in_pytorch="`F.cross_entropy(output, y, weight, reduction='sum') / len(y)`",
+        in_tensorflow="`losses...(reduction='mean_with_sample_weight')`",
+    ),
+    "loss_epsilon": Entry(
+        pytorch="`binary_cross_entropy` keeps logarithms above -100.",
+        tensorflow="Losses of probabilities keep these within 1e-7 and 1 - 1e-7.",
+        why="Both avoid log(0). Where a model is sure and wrong the losses differ, and Keras's "
+        "gradient is zero there. A loss of logits needs neither.",
+        in_pytorch="`F.binary_cross_entropy(output.clamp(1e-7, 1 - 1e-7), y)`",
+        in_tensorflow="`losses.BinaryCrossentropy(from_logits=True)`, and no sigmoid",
+    ),
+    "huber_delta": Entry(
+        pytorch="`SmoothL1Loss(beta)` divides the quadratic part by beta; `HuberLoss(delta)` does "
+        "not.",
+        tensorflow="`Huber(delta)` is as PyTorch's `HuberLoss`.",
+        why="The two are the same where the parameter is 1, and else differ by that factor.",
+        in_pytorch="`nn.HuberLoss(delta=delta)`",
+        in_tensorflow="`losses.Huber(beta)`, divided by beta",
+        defaults={
+            "torch.nn.SmoothL1Loss(beta)": 1.0,
+            "torch.nn.HuberLoss(delta)": 1.0,
+            "keras.losses.Huber(delta)": 1.0,
+        },
+    ),
+    "regularisation": Entry(
         pytorch="`weight_decay` of an optimizer adds c w to the gradient, and nothing to the loss.",
         tensorflow="`kernel_regularizer=L2(c)` adds c w² to the loss, whose gradient is 2 c w.",
         why="The constants differ by a factor of two, the reported losses by the penalty.",
@@ -546,9 +536,7 @@ LOSSES = {
 }
 
 OPTIMIZERS = {
-    "learning_rate": Cause(
-        title="Learning rate",
-        stage=UPDATE,
+    "learning_rate": Entry(
         pytorch="SGD 1e-3, Adam 1e-3, RMSprop 1e-2.",
         tensorflow="SGD 1e-2, Adam 1e-3, RMSprop 1e-3.",
         why="Defaults differ but for Adam. A schedule counts steps in Keras, and what its "
@@ -564,9 +552,7 @@ OPTIMIZERS = {
             "keras.optimizers.RMSprop(learning_rate)": 1e-3,
         },
     ),
-    "optimizer_epsilon": Cause(
-        title="Epsilon of adaptive optimizers",
-        stage=UPDATE,
+    "optimizer_epsilon": Entry(
         pytorch="1e-8, added to the root of the second moment after its correction for bias.",
         tensorflow="1e-7, added before the correction, which makes it larger in early steps: by "
         "1 / sqrt(1 - beta2 ** step). RMSprop adds it within the root.",
@@ -583,9 +569,7 @@ OPTIMIZERS = {
             "keras.optimizers.RMSprop(epsilon)": 1e-7,
         },
     ),
-    "weight_decay": Cause(
-        title="Weight decay, coupled or not",
-        stage=UPDATE,
+    "decay_coupled": Entry(
         pytorch="`weight_decay` of Adam and SGD adds to the gradient; AdamW subtracts from the "
         "weight. AdamW's default is 1e-2.",
         tensorflow="`weight_decay` of every optimizer subtracts from the weight, as AdamW does. "
@@ -602,9 +586,84 @@ OPTIMIZERS = {
             "keras.optimizers.AdamW(weight_decay)": 4e-3,
         },
     ),
-    "bias_correction": Cause(
-        title="Correction of the moments for bias",
-        stage=UPDATE,
+    "weight_decay": Entry(
+        pytorch="AdamW's decay is 1e-2 unless it is given.",
+        tensorflow="AdamW's decay is 4e-3.",
+        why="Both are the values of examples. Both multiply it by the learning rate, which the "
+        "article does not.",
+        in_pytorch="`torch.optim.AdamW(parameters, weight_decay=4e-3)`",
+        in_tensorflow="`optimizers.AdamW(weight_decay=1e-2)`",
+        defaults={
+            "torch.optim.AdamW(weight_decay)": 1e-2,
+            "keras.optimizers.AdamW(weight_decay)": 4e-3,
+        },
+    ),
+    "decay_excluded": Entry(
+        pytorch="Groups of parameters, each with its decay.",
+        tensorflow="`optimizer.exclude_from_weight_decay(var_names=['bias'])`.",
+        why="Without it both decay biases and normalisations, too, which most recipes leave out.",
+        in_pytorch="`[{'params': kernels}, {'params': rest, 'weight_decay': 0}]` as the parameters",
+        in_tensorflow="`optimizer.exclude_from_weight_decay(var_names=['bias', 'gamma', 'beta'])`",
+    ),
+    "optimizer_kind": Entry(
+        pytorch="An object that the loop calls.",
+        tensorflow="An object, or a name such as `'adam'` with its defaults.",
+        why="`compile()` without an optimizer takes RMSprop.",
+        in_pytorch="the optimizer that the other side has",
+        in_tensorflow="the optimizer that the other side has",
+    ),
+    "optimizer_betas": Entry(
+        pytorch="Adam keeps 0.9 and 0.999 of its moments, RMSprop 0.99.",
+        tensorflow="Adam keeps 0.9 and 0.999 of its moments, RMSprop 0.9.",
+        why="The words differ as well: `betas`, `alpha` in PyTorch; `beta_1`, `beta_2`, `rho` in "
+        "Keras.",
+        in_pytorch="`torch.optim.RMSprop(parameters, alpha=0.9)`",
+        in_tensorflow="`optimizers.RMSprop(rho=0.99)`",
+        defaults={
+            "torch.optim.Adam(betas)": (0.9, 0.999),
+            "torch.optim.RMSprop(alpha)": 0.99,
+            "keras.optimizers.Adam(beta_1)": 0.9,
+            "keras.optimizers.Adam(beta_2)": 0.999,
+            "keras.optimizers.RMSprop(rho)": 0.9,
+        },
+    ),
+    "optimizer_momentum": Entry(
+        pytorch="The buffer sums gradients; the learning rate multiplies what is subtracted. "
+        "`nesterov=True` looks ahead.",
+        tensorflow="The learning rate is within the buffer. `nesterov=True` looks ahead.",
+        why="With a constant rate both are the same. Where the rate changes, PyTorch's past "
+        "gradients get the new rate, Keras's keep the old one. `dampening` is PyTorch's only. "
+        "Another momentum shows from the second update on, Nesterov's in the first.",
+        in_pytorch="`torch.optim.SGD(parameters, lr, momentum=0.9, nesterov=True)`",
+        in_tensorflow="`optimizers.SGD(rate, momentum=0.9, nesterov=True)`",
+        defaults={
+            "torch.optim.SGD(momentum)": 0,
+            "torch.optim.SGD(nesterov)": False,
+            "keras.optimizers.SGD(momentum)": 0.0,
+            "keras.optimizers.SGD(nesterov)": False,
+        },
+    ),
+    "amsgrad": Entry(
+        pytorch="`amsgrad=True` divides by the largest second moment so far.",
+        tensorflow="`amsgrad=True` divides by the largest second moment so far.",
+        why="It is off by default in both.",
+        in_pytorch="`torch.optim.Adam(parameters, amsgrad=False)`",
+        in_tensorflow="`optimizers.Adam(amsgrad=False)`",
+        defaults={"torch.optim.Adam(amsgrad)": False, "keras.optimizers.Adam(amsgrad)": False},
+    ),
+    "accumulator": Entry(
+        pytorch="Adagrad's sum of squares starts at 0.",
+        tensorflow="Adagrad's sum of squares starts at 0.1.",
+        why="From 0 the first update has the length of the learning rate, however small the "
+        "gradient is; from 0.1 small gradients make small updates.",
+        in_pytorch="`torch.optim.Adagrad(parameters, initial_accumulator_value=0.1)`",
+        in_tensorflow="`optimizers.Adagrad(initial_accumulator_value=0.0)`",
+        defaults={
+            "torch.optim.Adagrad(initial_accumulator_value)": 0,
+            "keras.optimizers.Adagrad(initial_accumulator_value)": 0.1,
+        },
+    ),
+    "bias_correction": Entry(
         pytorch="Adam always corrects.",
         tensorflow="Adam always corrects. The optimizer of the first BERT, LAMB of some "
         "collections and RMSprop do not.",
@@ -613,38 +672,7 @@ OPTIMIZERS = {
         in_pytorch="`torch.optim.Adam(...)`, or the same rule by hand",
         in_tensorflow="`optimizers.Adam(...)`, or the same rule by hand",
     ),
-    "momentum": Cause(
-        title="Momentum of SGD",
-        stage=STEPS,
-        pytorch="The buffer sums gradients; the learning rate multiplies what is subtracted.",
-        tensorflow="The learning rate is within the buffer.",
-        why="With a constant rate both are the same. Where the rate changes, PyTorch's past "
-        "gradients get the new rate, Keras's keep the old one. Another momentum shows from the "
-        "second update on.",
-        in_pytorch="`torch.optim.SGD(parameters, lr, momentum=0.9)`",
-        in_tensorflow="`optimizers.SGD(rate, momentum=0.9)`",
-        defaults={
-            "torch.optim.SGD(momentum)": 0,
-            "keras.optimizers.SGD(momentum)": 0.0,
-        },
-    ),
-    "nesterov": Cause(
-        title="Nesterov's momentum",
-        stage=UPDATE,
-        pytorch="`nesterov=True` of SGD.",
-        tensorflow="`nesterov=True` of SGD.",
-        why="The formula is the same, and off by default in both. Its first update is larger by "
-        "the momentum.",
-        in_pytorch="`torch.optim.SGD(parameters, lr, momentum=0.9, nesterov=True)`",
-        in_tensorflow="`optimizers.SGD(rate, momentum=0.9, nesterov=True)`",
-        defaults={
-            "torch.optim.SGD(nesterov)": False,
-            "keras.optimizers.SGD(nesterov)": False,
-        },
-    ),
-    "gradient_clipping": Cause(
-        title="Clipping of gradients",
-        stage=UPDATE,
+    "clipping": Entry(
         pytorch="`clip_grad_norm_` clips by the norm of all gradients together; "
         "`clip_grad_value_` clips each number.",
         tensorflow="`clipnorm` clips each variable by its norm, `global_clipnorm` all together, "
@@ -658,9 +686,15 @@ OPTIMIZERS = {
             "keras.optimizers.SGD(global_clipnorm)": None,
         },
     ),
-    "frozen_layer": Cause(
-        title="A layer that is frozen on one side",
-        stage=UPDATE,
+    "stopped_gradient": Entry(
+        pytorch="`x.detach()`, or a block within `torch.no_grad()`.",
+        tensorflow="`tf.stop_gradient(x)`, or what NumPy computed.",
+        why="It changes no output. A conversion to NumPy within a model stops gradients without a "
+        "word in TensorFlow, and is refused in PyTorch.",
+        in_pytorch="`x` without `.detach()`",
+        in_tensorflow="`x` without `tf.stop_gradient`",
+    ),
+    "frozen": Entry(
         pytorch="`requires_grad_(False)`, or a parameter that the optimizer is not given.",
         tensorflow="`layer.trainable = False`.",
         why="Predictions and losses of the first step agree, so that only training shows it. A "
@@ -671,9 +705,7 @@ OPTIMIZERS = {
 }
 
 VALUES = {
-    "initial_values": Cause(
-        title="Initial values",
-        stage=WEIGHTS,
+    "initial_values": Entry(
         pytorch="Dense layers and convolutions: uniform within 1 / sqrt(inputs), biases, too. "
         "Embeddings: normal with deviation 1.",
         tensorflow="Dense layers and convolutions: Glorot's uniform, biases zero. Recurrent "
@@ -690,9 +722,7 @@ VALUES = {
             "keras.layers.Embedding(embeddings_initializer)": "uniform",
         },
     ),
-    "weight_layout": Cause(
-        title="Weights that lie otherwise",
-        stage=EVALUATION,
+    "kernel_layout": Entry(
         pytorch="Dense: (outputs, inputs). Convolutions: (outputs, inputs, height, width). "
         "Transposed ones: (inputs, outputs, height, width).",
         tensorflow="Dense: (inputs, outputs). Convolutions: (height, width, inputs, outputs). "
@@ -703,9 +733,7 @@ VALUES = {
         in_pytorch="`weight.T`, `weight.permute(2, 3, 1, 0)`",
         in_tensorflow="`kernel.T`, `numpy.transpose(kernel, (3, 2, 0, 1))`",
     ),
-    "missing_bias": Cause(
-        title="A bias that one side has",
-        stage=WEIGHTS,
+    "missing_bias": Entry(
         pytorch="torchvision's convolutions before BatchNorm have none.",
         tensorflow="`keras.applications.ResNet50` has one before each BatchNorm.",
         why="BatchNorm subtracts the mean, and with it the bias. The parameter is of no use; it "
@@ -717,9 +745,7 @@ VALUES = {
             "keras.layers.Conv2D(use_bias)": True,
         },
     ),
-    "precision": Cause(
-        title="Float64 or less than float32 on one side",
-        stage=EVALUATION,
+    "float64": Entry(
         pytorch="Tensors keep the type of NumPy's arrays, which is float64; a layer in float32 "
         "refuses them.",
         tensorflow="Keras converts inputs to the type of the layer, float32 unless "
@@ -729,9 +755,7 @@ VALUES = {
         in_pytorch="`model.float()`, `x.float()`",
         in_tensorflow="`keras.config.set_dtype_policy('float32')`",
     ),
-    "tf32": Cause(
-        title="TF32 on NVIDIA's GPUs",
-        stage=EVALUATION,
+    "tf32": Entry(
         pytorch="Convolutions may use it, matrix products may not, unless asked.",
         tensorflow="Both use it.",
         why="TF32 keeps 10 bits of the mantissa, so that results agree to three digits only. On a "
@@ -739,9 +763,7 @@ VALUES = {
         in_pytorch="`torch.set_float32_matmul_precision('high')`",
         in_tensorflow="`tf.config.experimental.enable_tensor_float_32_execution(False)`",
     ),
-    "denormals": Cause(
-        title="Denormal numbers",
-        stage=EVALUATION,
+    "denormals": Entry(
         pytorch="Numbers below 1.2e-38 are computed with, slowly, unless "
         "`torch.set_flush_denormal(True)`.",
         tensorflow="Its threads set them to zero.",
@@ -764,7 +786,4 @@ GROUPS = {
     "Losses": LOSSES,
     "Optimizers": OPTIMIZERS,
     "Weights and numbers": VALUES,
-}
-CAUSES: dict[str, Cause] = {
-    name: cause for group in GROUPS.values() for name, cause in group.items()
 }
