@@ -16,6 +16,7 @@ COMMANDS = {
     "claims": ("bench.claims", "which published claims hold in a run"),
     "priorities": ("bench.priorities", "which technique pays, its price, and a path to choose by"),
     "compare": ("bench.compare", "what changed between two runs"),
+    "machines": ("bench.machines", "records of several machines, and what holds on all"),
     "report": ("bench.report.command", "make the reports of a run again, or print its tables"),
     "validate": ("bench.validation.command", "attack the harness: pairs whose answer is known"),
     "shards": ("shared.conversion", "convert a folder of images to tar, TFRecord or arrays"),

@@ -40,9 +40,6 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--readme", type=Path, help="put chart, conclusions and tables there")
     parser.add_argument(
-        "--other", type=Path, metavar="PATH", help="with --readme: a run of another machine"
-    )
-    parser.add_argument(
         "--check", action="store_true", help="with --readme: change nothing, exit 1 if it differs"
     )
     chosen = parser.parse_args(arguments)
@@ -73,7 +70,7 @@ def _make(chosen: argparse.Namespace) -> int:
 
 def _readme(chosen: argparse.Namespace) -> int:
     runs = [load(path) for path in chosen.paths]
-    made = readme.files(chosen.readme, runs, load(chosen.other) if chosen.other else None)
+    made = readme.files(chosen.readme, runs)
     if chosen.check:
         old = [str(path) for path, text in made.items() if _text(path) != text]
         if old:

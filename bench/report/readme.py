@@ -7,28 +7,30 @@ can tell whether the page is theirs.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 from markupsafe import Markup
 
+from bench.analysis.across_machines import Machine, machines_in, others, statements
 from bench.analysis.families import families, family_of
 from bench.analysis.questions import Answer, answers
 from bench.analysis.ranking import GOALS, TRAIN, Limits, Ranking, Work, rank, works
 from bench.analysis.table import TIME
-from bench.record import FRAMEWORKS, Comparison, Record
-from bench.report import advised, gains, svg
+from bench.record import FRAMEWORKS, Record
+from bench.report import advised, gains, machines, svg
 from bench.report.answer import figure_of
-from bench.report.content import machine_words, measured, run_line, warnings
-from bench.report.formatting import ratio
+from bench.report.content import measured, run_line, warnings
 from bench.report.names import name_of, title
 from bench.report.tables import advised_table, escape
 from bench.report.technique_tables import Table
 
 BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
-PAGES = "docs/techniques"
+PAGES, MACHINES = "docs/techniques", "docs/machines"
 CHART = "docs/gains"  # beside README.md; -light.svg and -dark.svg follow
+Marks = dict[tuple[int, str | None], str]  # see bench.report.machines
 FEW, MANY = 1_000, 100_000  # steps of training for which a sentence compares the advice
 
 
@@ -40,21 +42,28 @@ def read(path: Path) -> str:
         raise ValueError(f"{path}: cannot be read") from None
 
 
-def files(path: Path, runs: list[Record], other: Record | None = None) -> dict[Path, str]:
-    """README.md with what `runs` show, and its charts: each file with its text."""
-    made = {path: with_tables(read(path), runs, other)}
+def files(path: Path, runs: list[Record]) -> dict[Path, str]:
+    """README.md with what `runs` show, and its charts: each file with its text.
+
+    What holds on the machines of docs/machines beside it is marked.
+    """
+    made = {path: with_tables(read(path), runs, machines_in(path.parent / MACHINES))}
     if drawn := gains.chart(_works(runs)):
         for scheme in svg.SCHEMES:
             made[path.parent / f"{CHART}-{scheme}.svg"] = svg.standalone(drawn, scheme)
     return made
 
 
-def with_tables(text: str, runs: list[Record], other: Record | None = None) -> str:
+def with_tables(
+    text: str,
+    runs: list[Record],
+    known: Sequence[Machine] = (),
+) -> str:
     """`text` with what `runs` show between its markers.
 
     ValueError where a marker is missing, or the records have no technique that ran.
     """
-    return between(text, BEGIN, END, headline(runs, other))
+    return between(text, BEGIN, END, headline(runs, known))
 
 
 def between(text: str, begin: str, end: str, new: str) -> str:
@@ -70,19 +79,28 @@ def _works(runs: list[Record]) -> list[Work]:
     return [work for run in runs for work in works(run)]
 
 
-def headline(runs: list[Record], other: Record | None = None) -> str:
-    """The chart, the conclusions and the decisions as Markdown; ValueError where nothing ran."""
+def headline(runs: list[Record], known: Sequence[Machine] = ()) -> str:
+    """The chart, the conclusions and the decisions as Markdown; ValueError where nothing ran.
+
+    `known`: machines that may show the same.
+    """
     every = _works(runs)
     if all(row.is_baseline for work in every for row in work.rows):
         raise ValueError("the record has no technique that ran")
-    said = dict.fromkeys(chain.from_iterable(map(warnings, runs)))
-    parts = [f"**{escape(warning)}**" for warning in said]
+    warned = dict.fromkeys(chain.from_iterable(map(warnings, runs)))
+    parts = [f"**{escape(warning)}**" for warning in warned]
     parts.append(escape(measured(runs)))
+    firsts = [Machine("README", run) for run in runs]
+    beside = others(runs[0], list(known))
+    of_runs = [statements(first, beside) if beside else [] for first in firsts]
+    if beside:
+        parts.append(machines.line(beside, list(chain.from_iterable(of_runs))))
     if drawn := gains.chart(every):
         parts.append(_picture(drawn.title))
-    parts.append("\n".join(f"- {escape(each)}" for each in conclusions(runs, other)))
+    parts.append("\n".join(f"- {escape(each)}" for each in conclusions(runs)))
     parts.append(escape(advised.BRIEF_LEGEND))
-    parts += chain.from_iterable(map(_tables, runs))
+    for first, stated in zip(firsts, of_runs, strict=True):
+        parts += _tables(list(first.answers.values()), machines.marks(stated))
     dates = "; ".join(run_line(run) for run in runs)
     took = "".join(map(_took, runs))
     parts.append(f"Made from the record ({escape(dates)}).{took}")
@@ -105,25 +123,30 @@ def _picture(title: str) -> str:
     return f'<picture>{dark}<img alt="{title}" src="{CHART}-light.svg"></picture>'
 
 
-def _tables(run: Record) -> list[str]:
+def _tables(listed: list[Answer], marks: Marks) -> list[str]:
     """The main aims in few words, and all others folded; report.md has the same in full."""
-    shown, more = advised.split(answers(run))
-    made = [advised_table(_brief(shown))] if shown else []
+    shown, more = advised.split(listed)
+    made = [advised_table(_brief(shown, marks))] if shown else []
     if more:
         head = f"<details><summary>{len(more)} more: other work, or nothing gained</summary>"
-        made.append(f"{head}\n\n{advised_table(_brief(more))}\n</details>")
+        made.append(f"{head}\n\n{advised_table(_brief(more, marks))}\n</details>")
     return made
 
 
-def _brief(listed: list[Answer]) -> Table:
+def _brief(listed: list[Answer], marks: Marks) -> Table:
     """What to use in few words, each row's name a link to the page of its technique."""
     table = advised.brief(listed)
     rows = []
     for answer, (work, *cells, ahead) in zip(listed, table.rows, strict=True):
         sides = [answer.sides.get(name) for name in FRAMEWORKS]
         linked = [_linked(*each) for each in zip(cells, sides, strict=True)]
-        rows.append([work, *linked, ahead])
+        signs = [marks.get((id(answer), side), "") for side in (*FRAMEWORKS, None)]
+        rows.append([work, *map(_marked, signs, (*linked, ahead))])
     return replace(table, rows=rows)
+
+
+def _marked(sign: str, cell: str) -> str:
+    return Markup(f"{sign} {escape(cell)}") if sign else cell
 
 
 def _linked(cell: str, side: Ranking | None) -> str:
@@ -138,11 +161,11 @@ def _linked(cell: str, side: Ranking | None) -> str:
 # Conclusions -------------------------------------------------------------------------------------
 
 
-def conclusions(runs: list[Record], other: Record | None = None) -> list[str]:
+def conclusions(runs: list[Record]) -> list[str]:
     """Five sentences at most, each made from the records."""
     every = _works(runs)
-    said = [_shares(every), *map(_ahead, runs), *map(_steps, runs)]
-    return [sentence for sentence in (*said, _turned(runs, other)) if sentence][:5]
+    listed = [_shares(every), *map(_ahead, runs), *map(_steps, runs)]
+    return [sentence for sentence in listed if sentence][:5]
 
 
 def _shares(every: list[Work]) -> str | None:
@@ -198,38 +221,3 @@ def _steps(run: Record) -> str | None:
                 f"{first}, {MANY:,} with {later}."
             )
     return None
-
-
-def _turned(runs: list[Record], other: Record | None) -> str | None:
-    """The pair of baselines whose order another machine turned round the most."""
-    bases = {case.id for run in runs for case in run.cases if case.role == "baseline"}
-    theirs = {c.numerator: c for c in (other.comparisons if other else ()) if _told(c)}
-    pairs = [
-        (here, theirs[here.numerator])
-        for run in runs
-        for here in run.comparisons
-        if _told(here) and here.numerator in bases & theirs.keys()
-    ]
-    turned = [
-        (here, there)
-        for here, there in pairs
-        if here.denominator == there.denominator and here.verdict != there.verdict
-    ]
-    if not turned:
-        return None
-    here, there = min(turned, key=lambda pair: _least(pair[0].ratio / pair[1].ratio))
-    where = f"{here.variant} of {here.task}, batch {here.batch_size}"
-    return (
-        f"Another CPU can turn the choice of framework round: PyTorch ÷ TensorFlow is "
-        f"{ratio(here.ratio, here.ci)} here for {where}, and "
-        f"{ratio(there.ratio, there.ci)} on {machine_words(other.environment)}."
-    )
-
-
-def _least(value: float) -> float:
-    """A ratio in the direction in which it is less than 1."""
-    return min(value, 1 / value)
-
-
-def _told(comparison: Comparison) -> bool:
-    return comparison.kind == "framework" and comparison.verdict in ("faster", "slower")

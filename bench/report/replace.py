@@ -7,13 +7,17 @@ from pathlib import Path
 
 
 def write_atomically(texts: dict[Path, str]) -> None:
-    """Replace each file at once, so that no reader sees half of it. ValueError if it cannot be."""
-    partials = {target: target.with_name(f".{target.name}.partial") for target in texts}
+    """Replace each file at once, so that no reader sees half of it. ValueError if it cannot be.
+
+    Of a link the file that it names is replaced.
+    """
+    files = {target: target.resolve() for target in texts}
+    partials = {target: file.with_name(f".{file.name}.partial") for target, file in files.items()}
     try:
         for target, text in texts.items():
             partials[target].write_text(text, "utf-8", newline="\n")
         for target, partial in partials.items():
-            partial.replace(target)
+            partial.replace(files[target])
     except OSError as error:
         for partial in partials.values():
             partial.unlink(missing_ok=True)

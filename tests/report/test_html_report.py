@@ -110,7 +110,7 @@ def rendered(path: Path) -> tuple[str, float]:
 
 @pytest.fixture(
     scope="module",
-    params=sorted((ROOT / "docs").rglob("results.json")),
+    params=sorted(page.with_name("results.json") for page in (ROOT / "docs").glob("**/report.md")),
     ids=lambda path: path.parent.name,
 )
 def place(request) -> Path:

@@ -1,0 +1,233 @@
+"""Records of several machines: add one, list them, and make the page of what holds on all.
+
+    twinbench machines add results/latest
+    twinbench machines list
+    twinbench machines page [--check]
+
+`add` takes host names, user names and folders out of a run's record, checks it and puts it into
+docs/machines/<class>/results.json. docs/machines.md and README.md are made from what lies there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import os
+import re
+import shlex
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.analysis.across_machines import Machine, machines_in, others
+from bench.analysis.analyse import analyse, raw
+from bench.analysis.machine_class import same_class, slug, words
+from bench.analysis.reading import load
+from bench.record import Record, encode
+from bench.report import machines as report
+from bench.report import parsers, readme
+from bench.report.content import run_line
+from bench.report.replace import put, write_atomically
+
+ROOT = Path(__file__).parents[1]
+DOCS, README = ROOT / "docs", ROOT / "README.md"
+FOLDER, PAGE, HEADLINE = DOCS / "machines", DOCS / "machines.md", DOCS / "results.json"
+
+# Options of a run that leave out rows.
+CHOOSING = ("--technique", "--task", "--variant", "--framework", "-k")
+# What a path begins with that is the same on every machine.
+SYSTEM = ("/proc", "/sys", "/dev", "/usr", "/lib", "/lib64", "/bin", "/etc", "/opt")
+# Names that are no one's.
+COMMON = {"root", "user", "ubuntu", "runner", "docker", "localhost", "nobody", "home", "admin"}
+ABSOLUTE = re.compile(r"(?<![\w.~:/\\])(?:~|[A-Za-z]:)?(?:[/\\][\w.@+~-]+){2,}[/\\]?")
+ADDRESS = re.compile(r"\b[\w.+-]+@[A-Za-z][\w-]*(?:\.[\w-]+)*\b")
+
+
+# What must not be published -----------------------------------------------------------------------
+
+
+def names_here() -> set[str]:
+    """Names of this host and of its user, but for those that are no one's."""
+    host = socket.gethostname()
+    names = {host, host.partition(".")[0], Path.home().name}
+    try:
+        names.add(getpass.getuser())
+    except (KeyError, OSError):  # a user without an entry
+        names.add(os.environ.get("USER", ""))
+    return {name for name in names if len(name) > 2 and name.lower() not in COMMON}
+
+
+def cleaned(record: Record, names: set[str]) -> Record:
+    """The record without `names`, addresses such as user@host, and folders of absolute paths.
+
+    Of a path its last part stays. Names are taken out of what people and programs wrote (commands,
+    reasons, notes, the system's description), and of nothing that identifies a row.
+    """
+    record = msgspec.convert(_without_folders(msgspec.to_builtins(record)), Record)
+    hide = _hiding(names)
+    environment = record.environment
+    return record.but(
+        command=hide(record.command),
+        resumed=[hide(text) for text in record.resumed],
+        environment=environment.but(
+            os=hide(environment.os), cpu=hide(environment.cpu), model=_each(hide, environment.model)
+        ),
+        techniques={
+            name: notes.but(notes=[hide(text) for text in notes.notes])
+            for name, notes in record.techniques.items()
+        },
+        cases=[
+            case.but(
+                reason=hide(case.reason),
+                evidence=_each(hide, case.evidence),
+                process=_each(hide, case.process),
+            )
+            for case in record.cases
+        ],
+        comparisons=[one.but(reason=hide(one.reason)) for one in record.comparisons],
+    )
+
+
+def _hiding(names: set[str]) -> Any:
+    """What takes names out of a text; of None it makes None."""
+    if not names:
+        return lambda text: text
+    known = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+    pattern = re.compile(rf"(?<![A-Za-z0-9])(?:{known})(?![A-Za-z0-9])", re.IGNORECASE)
+    return lambda text: text and pattern.sub("NAME", text)
+
+
+def _each(change: Any, value: Any) -> Any:
+    """Every text within a value changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: _each(change, one) for key, one in value.items()}
+    return [_each(change, one) for one in value] if isinstance(value, list) else value
+
+
+def _without_folders(value: Any) -> Any:
+    return _each(lambda text: ADDRESS.sub("NAME", ABSOLUTE.sub(_last_part, text)), value)
+
+
+def _last_part(match: re.Match) -> str:
+    path = match[0].replace("\\", "/")
+    return match[0] if path.startswith(SYSTEM) else f".../{path.rstrip('/').rpartition('/')[2]}"
+
+
+# What is added ------------------------------------------------------------------------------------
+
+
+def checked(record: Record, path: Path, *, partial: bool) -> Record:
+    """The record, where it is a whole default run. `partial`: or a part of one.
+
+    ValueError with one line where it is not.
+    """
+    if record.environment.model:
+        raise ValueError(f"{path}: a run of a user's model, not of the tasks of this suite")
+    if partial:
+        return record
+    if not record.finished:
+        ended = f", ended by {record.ended}" if record.ended else ""
+        raise ValueError(f"{path}: the run is not finished{ended}; --resume goes on with it")
+    if record.effort != "default":
+        raise ValueError(f"{path}: effort {record.effort}; a machine's record is a default run")
+    options = {word.partition("=")[0] for word in shlex.split(record.command)}
+    if chosen := sorted(options & set(CHOOSING)):
+        raise ValueError(f"{path}: a part of a run ({', '.join(chosen)}); measure without it")
+    return record
+
+
+def add(path: Path, *, replace: bool, partial: bool, hide: set[str]) -> Path:
+    """Put a run's record into its folder of docs/machines; return that. ValueError if it can't be.
+
+    `replace`: also where a record of this class is there. `hide`: more names to take out.
+    """
+    record = checked(load(path), path, partial=partial)
+    record = cleaned(analyse(raw(record)), names_here() | hide)
+    folder = FOLDER / slug(record.environment)
+    same = [one for one in read() if same_class(one.record.environment, record.environment)]
+    places = {*(FOLDER / one.name for one in same), *([folder] if folder.exists() else [])}
+    if places and not replace:
+        there = ", ".join(sorted(place.name for place in places))
+        raise ValueError(f"{path}: docs/machines has this class ({there}); --replace replaces it")
+    headline = HEADLINE.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically({folder / "results.json": encode(record).decode()})
+    for place in places - {folder}:
+        shutil.rmtree(place)
+    if headline.parent in places:
+        lead(folder)
+    return folder
+
+
+def lead(folder: Path) -> None:
+    """Let README, docs/report.md and the pages of techniques be of this machine."""
+    HEADLINE.unlink(missing_ok=True)
+    HEADLINE.symlink_to((folder / "results.json").relative_to(HEADLINE.parent))
+
+
+def read() -> list[Machine]:
+    """The machines of docs/machines in the order of their folders' names."""
+    return machines_in(FOLDER)
+
+
+# The command --------------------------------------------------------------------------------------
+
+
+def listed() -> Iterator[str]:
+    """A line for each machine: its folder, its class, its run."""
+    for one in read():
+        first = HEADLINE.resolve() == (FOLDER / one.name / "results.json").resolve()
+        about = "; README's" if first else ""
+        yield f"{one.name}: {words(one.record.environment)}; {run_line(one.record)}{about}"
+
+
+def made() -> str:
+    """The text of docs/machines.md."""
+    first = Machine("README", load(HEADLINE))
+    return report.page(first, others(first.record, read()))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit status (1: --check found an old page, 2: an error)."""
+    parser = parsers.described("twinbench machines", __doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="add, list or page")
+    adding = commands.add_parser("add", help="put a run's record into docs/machines")
+    adding.add_argument("path", type=Path, help="a results.json, or the folder that holds one")
+    adding.add_argument("--replace", action="store_true", help="a record of this class goes")
+    adding.add_argument("--partial", action="store_true", help="a part of a run will do")
+    adding.add_argument("--headline", action="store_true", help="README's table is of it")
+    adding.add_argument(
+        "--hide", action="append", default=[], metavar="NAME", help="take this name out, too"
+    )
+    commands.add_parser("list", help="the machines that are there")
+    paging = commands.add_parser("page", help="make docs/machines.md")
+    paging.add_argument("--check", action="store_true", help="exit 1 if it is another")
+    given = parser.parse_args(arguments)
+    try:
+        return _run(given)
+    except ValueError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(given: argparse.Namespace) -> int:
+    if given.command == "list":
+        print("\n".join(listed()))
+        return 0
+    if given.command == "page":
+        return put(PAGE, made(), "docs/machines", check=given.check)
+    folder = add(given.path, replace=given.replace, partial=given.partial, hide=set(given.hide))
+    print(folder)
+    if given.headline or not HEADLINE.exists():
+        lead(folder)
+    put(PAGE, made(), "docs/machines", check=False)
+    write_atomically(readme.files(README, [load(HEADLINE)]))
+    print(README)
+    return 0

@@ -1,0 +1,341 @@
+"""What holds on all machines, as the page docs/machines.md and as marks and a line for README."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bench.analysis.across_machines import (
+    HOLDS,
+    NOTHING,
+    ONCE,
+    TURNS,
+    UNTOLD,
+    Machine,
+    Seen,
+    Statement,
+    same_row,
+    statements,
+)
+from bench.analysis.machine_class import differences, words
+from bench.analysis.ranking import Ranking
+from bench.analysis.table import GAINED, MORE_IS_BETTER, SIZE, Row
+from bench.record import FRAMEWORKS
+from bench.report import advised
+from bench.report.content import run_line
+from bench.report.formatting import number
+from bench.report.names import name_of
+from bench.report.tables import escape
+
+PAGE = "docs/machines.md"
+AMOUNT = "holds, by another amount"
+MARKS = {HOLDS: "✓", AMOUNT: "±", TURNS: "≠", UNTOLD: "?", ONCE: "", NOTHING: ""}
+LEGEND = (
+    "✓: every machine that has measured it with an interval shows it; ±: they all do, but not by "
+    "the same amount; ≠: one of them shows otherwise; ?: one of them can't tell."
+)
+COUNTED = {
+    HOLDS: "{} hold",
+    AMOUNT: "{} hold by another amount",
+    TURNS: "in {} another machine shows otherwise",
+    UNTOLD: "in {} one can't tell",
+    ONCE: "{} stand on one machine's measurement",
+    NOTHING: "in {} none shows anything",
+}
+WORST = (TURNS, UNTOLD, AMOUNT, HOLDS, ONCE, NOTHING)  # an answer has the first of its statements'
+
+
+def verdict_of(said: Statement) -> str:
+    """The verdict, with "by another amount" as one of its own."""
+    return AMOUNT if said.differs else said.verdict
+
+
+def by_answer(said: list[Statement]) -> dict[str, list[list[Statement]]]:
+    """The statements of each answer together, by the answer's verdict."""
+    grouped: dict[int, list[Statement]] = {}
+    for one in said:
+        grouped.setdefault(id(one.answer), []).append(one)
+    made: dict[str, list[list[Statement]]] = {verdict: [] for verdict in WORST}
+    for some in grouped.values():
+        made[min(map(verdict_of, some), key=WORST.index)].append(some)
+    return made
+
+
+def counts(said: list[Statement]) -> str:
+    """How many answers hold, turn, or can't be told."""
+    grouped = by_answer(said)
+    parts = [
+        text.format(len(grouped[verdict])) for verdict, text in COUNTED.items() if grouped[verdict]
+    ]
+    return f"Of {sum(map(len, grouped.values()))} answers {', '.join(parts)}."
+
+
+# In README ----------------------------------------------------------------------------------------
+
+
+def marks(said: list[Statement]) -> dict[tuple[int, str | None], str]:
+    """A mark, or none, by the id of the answer and the framework; None for who is ahead."""
+    return {(id(one.answer), one.framework): MARKS[verdict_of(one)] for one in said}
+
+
+def line(machines: list[Machine], said: list[Statement]) -> str:
+    """The sentences of README's first screen: on which other machines, and how much holds there."""
+    names = [f"{words(one.record.environment)}{_part(one)}" for one in machines]
+    return (
+        f"**On other machines** ([{PAGE}]({PAGE})), {escape(_listed(names))}: "
+        f"{escape(counts(said).lower())} {escape(LEGEND)}"
+    )
+
+
+def _part(machine: Machine) -> str:
+    """That a record is a part of a run, where it is."""
+    ran = {case.framework for case in machine.record.cases if case.status == "OK"}
+    parts = [f"{name} only" for side, name in FRAMEWORKS.items() if ran == {side}]
+    parts += [] if machine.record.finished else ["a part of a run"]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(filter(None, ("; ".join(names[:-1]), names[-1])))
+
+
+# The page -----------------------------------------------------------------------------------------
+
+HOW = (
+    "Each machine's folder in [docs/machines](machines) holds the record of its run, and nothing "
+    "here is written by hand. README's machine is asked first: what its answer names in each "
+    "framework, and which framework it shows to be ahead. The others are asked for the same row of "
+    "the same work.",
+    "**✓ holds**: every machine that measured it with an interval shows it, by the whole interval "
+    "and beyond 3% of time, memory or size. **± by another amount**: they do, and two of the "
+    "intervals do not meet. **≠ turns**: the whole interval of one machine leaves no such gain or "
+    "lead, or the other framework leads. **? can't be told**: one of the intervals leaves both "
+    "open. An answer has the worst of the verdicts of its lines. Brackets hold 95% intervals; what "
+    "has none decides nothing.",
+    "Why is said as far as it was measured: how much longer plain code takes on the other machine, "
+    "and how much longer the row.",
+)
+ADD = (
+    "A default run, then one command: it makes the folder, takes out host names, user names and "
+    "folders, checks the record, and makes this page and README again."
+)
+COMMANDS = (
+    ".venv/bin/pytest bench/ --benchmark-only",
+    ".venv/bin/twinbench machines add results/latest",
+)
+HEADINGS = {
+    TURNS: "What turns",
+    UNTOLD: "What can't be told",
+    AMOUNT: "What holds by another amount",
+    HOLDS: "What holds",
+    ONCE: "What one machine has measured",
+    NOTHING: "What shows nothing on any",
+}
+FOLDED = (HOLDS, ONCE, NOTHING)
+
+
+def page(first: Machine, machines: list[Machine]) -> str:
+    """The page as Markdown: what README's machine says, and what the others say of that."""
+    said = statements(first, machines)
+    labels = _labels([first, *machines])
+    grouped = by_answer(said)
+    parts = [
+        "<!-- Made by `twinbench machines page`: make it again. -->",
+        "# What holds on all machines",
+        *_summary(first, said, labels),
+        "## The machines",
+        *(_machine(one, first, said, labels) for one in (first, *machines)),
+    ]
+    for verdict, heading in HEADINGS.items():
+        if grouped[verdict]:
+            parts += [f"## {heading}", *_answers(grouped[verdict], labels, verdict in FOLDED)]
+    parts += ["## How it is judged", *HOW, "## Add a machine", ADD]
+    parts.append("\n".join(["```sh", *COMMANDS, "```"]))
+    parts.append("Many machines at once: [many_machines.md](many_machines.md).")
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _labels(machines: list[Machine]) -> dict[str, str]:
+    """A short name of each machine: its speed, or its GPU; where two have the same, all words."""
+    short = {}
+    for one in machines:
+        gpu, text = one.record.environment.gpu, words(one.record.environment)
+        short[one.name] = str(gpu.get("name")) if gpu else text.rpartition(", ")[2]
+    return {
+        one.name: short[one.name]
+        if list(short.values()).count(short[one.name]) == 1
+        else words(one.record.environment)
+        for one in machines
+    }
+
+
+def _summary(first: Machine, said: list[Statement], labels: dict[str, str]) -> Iterator[str]:
+    """What a reader gets in ten seconds."""
+    about = f"README's answers are of one machine, {words(first.record.environment)}."
+    yield f"{escape(about)} **{escape(counts(said))}**"
+    lines = []
+    for verdict in (TURNS, UNTOLD):
+        lines += [
+            f"- **{verdict[0].upper()}{verdict[1:]}**: {_place(one)} · {_subject(one)} · "
+            f"{_each(one, labels)}"
+            for one in said
+            if one.verdict == verdict
+        ]
+    apart = [one for one in said if one.differs]
+    if apart:
+        most = max(apart, key=_spread)
+        lines.append(
+            f"- **By another amount**, most of all: {_place(most)} · {_subject(most)} · "
+            f"{_each(most, labels)}"
+        )
+    yield "\n".join(lines)
+
+
+def _spread(said: Statement) -> float:
+    """The largest gain over the smallest."""
+    values = [one.gain.value for one in said.told if one.gain]
+    return max(values) / min(values) if min(values) > 0 else 1.0
+
+
+def _machine(one: Machine, first: Machine, said: list[Statement], labels: dict[str, str]) -> str:
+    """A machine in words, its run, and how it differs from README's."""
+    about = [f"{words(one.record.environment)}{_part(one)}", run_line(one.record)]
+    lines = [f"- **{escape(labels[one.name])}**: {escape('; '.join(about))}."]
+    if one is first:
+        return f"{lines[0]} README's table is of it."
+    if not any(look.told for each in said for look in each.seen if look.machine is one):
+        lines[0] += " It has no interval for anything below, so it decides nothing."
+    apart = differences(first.record.environment, one.record.environment)
+    lines += ["  Against README's machine, which is “before”:"] if apart else []
+    return "\n".join([*lines, *(f"  - {escape(text)}" for text in apart)])
+
+
+def _answers(some: list[list[Statement]], labels: dict[str, str], folded: bool) -> Iterator[str]:
+    """The statements of each answer, below it what each machine says; folded, a block an aim."""
+    if not folded:
+        yield from (_answer(said, labels) for said in some)
+        return
+    for aim in dict.fromkeys(said[0].answer.question.aim for said in some):
+        of_aim = [said for said in some if said[0].answer.question.aim == aim]
+        yield f"<details><summary>{escape(aim)}: {len(of_aim)}</summary>"
+        yield from (_answer(said, labels) for said in of_aim)
+        yield "</details>"
+
+
+def _answer(said: list[Statement], labels: dict[str, str]) -> str:
+    lines = [f"**{_place(said[0])}**", ""]
+    for one in said:
+        sign = MARKS[verdict_of(one)]
+        lines.append(f"- {sign} {_subject(one)}" if sign else f"- {_subject(one)}")
+        if one.verdict == NOTHING:
+            lines[-1] += " on any"
+            continue
+        looks = [(labels[look.machine.name], _look(one, look)) for look in one.seen]
+        lines += [f"  - {escape(label)}: {escape(text)}" for label, text in looks if text]
+        if one.verdict in (TURNS, UNTOLD) or one.differs:
+            lines += [f"  - {escape(text)}" for text in _why(one, labels)]
+    return "\n".join(lines)
+
+
+def _place(said: Statement) -> str:
+    answer = said.answer
+    return escape(f"{answer.question.aim}: {advised.place_of(answer)}")
+
+
+def _subject(said: Statement) -> str:
+    if said.framework is None:
+        ahead = said.ahead and FRAMEWORKS[said.ahead]
+        return escape(f"ahead: {ahead}" if ahead else f"ahead: {advised.NO_DIFFERENCE}")
+    name = FRAMEWORKS[said.framework]
+    if said.row is None:
+        return escape(f"{name}: no gain shown")
+    return escape(f"{name}: {name_of(said.row.case, short=True)}")
+
+
+def _each(said: Statement, labels: dict[str, str]) -> str:
+    looks = [(labels[look.machine.name], _look(said, look)) for look in said.told]
+    return escape(" · ".join(f"{label}: {text}" for label, text in looks if text))
+
+
+def _look(said: Statement, look: Seen) -> str:
+    """What a machine says of a statement; nothing where it did not measure it."""
+    if look.answer is None:
+        return ""
+    if look.gain is None:
+        if said.framework is None:
+            return advised.NO_DIFFERENCE if look.answer.between else ""
+        return "none shown" if said.row is None else ""
+    gain = advised.gained(look.gain, said.answer.goal, short=True)
+    once = "" if look.gain.bounds else ", no interval"
+    if said.framework is None:
+        leads = look.answer.ahead
+        if leads is None:
+            named = FRAMEWORKS[said.ahead] if said.ahead else ""
+            return ", ".join(filter(None, (advised.NO_DIFFERENCE, f"{named} {gain}".strip())))
+        return f"{FRAMEWORKS[leads]}, {gain}{once}"
+    if said.row is None:
+        return f"{name_of(look.row.case, short=True)} {gain}{once}"
+    side = look.answer.sides[said.framework]
+    better = advised.named(side)
+    best = ""
+    if better and better.case.variant != look.row.case.variant:
+        more = advised.gained(side.aim.gain(better), said.answer.goal, short=True)
+        best = f"; named there is {name_of(better.case, short=True)}, {more}"
+    return f"{gain}{once}{best}"
+
+
+# Why, as far as it was measured -------------------------------------------------------------------
+
+
+def _why(said: Statement, labels: dict[str, str]) -> Iterator[str]:
+    """How much more time or memory the plain code takes on another machine, and the row."""
+    here, name = said.seen[0], said.answer.goal.figure
+    if name in (GAINED, SIZE):
+        return
+    for look in said.told[1:]:
+        pairs = _pairs(said, here, look)
+        factors = [(what, _factor(said, *pair)) for what, *pair in pairs]
+        known = [f"{what} {number(factor)} times" for what, factor in factors if factor]
+        if len(known) == len(pairs) > 1:
+            there, first = labels[look.machine.name], labels[here.machine.name]
+            taken = advised.WORDS[name].taken
+            yield f"Why: the {taken} on {there}, over that on {first}: {', '.join(known)}"
+
+
+def _pairs(said: Statement, here: Seen, there: Seen) -> list[tuple]:
+    """(name, side here, row here, side there, row there) of what a statement compares."""
+    if said.framework is None:
+        pairs = []
+        for side, name in FRAMEWORKS.items():
+            one, other = (look.answer.sides[side] for look in (here, there))
+            pairs.append((_named(name, one.best, other.best), one, one.best, other, other.best))
+        return pairs
+    one, other = (look.answer.sides[said.framework] for look in (here, there))
+    row = said.row or same_row(one, there.row) if there.row else said.row
+    rows = [row, there.row or said.row]
+    bases = [_base(side, row) for side, row in zip((one, other), rows, strict=True) if row]
+    if None in (*rows, *bases):
+        return []
+    name = name_of(rows[0].case, short=True)
+    return [("plain code", one, bases[0], other, bases[1]), (name, one, rows[0], other, rows[1])]
+
+
+def _named(framework: str, here: Row, there: Row) -> str:
+    """PyTorch's plain code; PyTorch's ONNX Runtime; PyTorch's best where that is another row."""
+    plain_ones = [row.is_baseline and row.case.artifact_bytes is None for row in (here, there)]
+    one, other = (name_of(row.case, short=True) for row in (here, there))
+    what = "plain code" if all(plain_ones) else one if one == other else f"best ({one}; {other})"
+    return f"{framework}'s {what}"
+
+
+def _base(side: Ranking, row: Row) -> Row | None:
+    """The row of a row's baseline."""
+    return next((one for one in side.work.members if one.case is row.base), None)
+
+
+def _factor(said: Statement, one: Ranking, row: Row, other: Ranking, there: Row) -> float | None:
+    """What a row takes there over what it takes here."""
+    figures = one.aim.figure(row), other.aim.figure(there)
+    if None in figures:
+        return None
+    factor = figures[1].value / figures[0].value
+    return 1 / factor if said.answer.goal.figure in MORE_IS_BETTER else factor
