@@ -4,8 +4,9 @@
     twinbench compare A B C ... [--all] [--format terminal|markdown]
 
 Two runs hours apart cannot be compared by their seconds: the machine's speed drifts. What each run
-measured within itself can: the ratio of a variant to its own baseline, and of twin to twin. Peaks
-of memory were taken once a run, so only large changes are shown, and none is judged.
+measured within itself can: the ratio of a variant to its own baseline, and of twin to twin, on
+machines of one class. So how the machines differ is said first, what matters most before the rest.
+Peaks of memory were taken once a run, so only large changes are shown, and none is judged.
 
 Of three and more runs (machines, versions) each ratio has a line with a column a run. Those are
 shown that some run has beyond the noise of it and of the first; with --all every one.
@@ -26,11 +27,12 @@ from pathlib import Path
 from statistics import fmean
 
 from bench.analysis.accuracy import difference
+from bench.analysis.machine_class import differences, same_class, words
 from bench.analysis.reading import load
 from bench.analysis.verdicts import Ratio, compare_runs
 from bench.record import DIFFERENT, FRAMEWORKS, Case, Comparison, Record
 from bench.report import parsers
-from bench.report.content import machine_words, run_line
+from bench.report.content import run_line
 from bench.report.formatting import MISSING, compact, interval, number, plus_minus, ratio, scaled
 from bench.report.svg_shapes import letters
 from bench.report.tables import grid, markdown_table
@@ -42,22 +44,27 @@ CHANGED = ("faster", "slower", "slightly faster", "slightly slower", "better", "
 NOT_MEASURED = "not measured"
 WIDTH = 80  # of the terminal
 MEMORY_CHANGE = 0.10  # share by which a peak differs at least, to be shown
-MACHINE = (
-    *("cpu", "isa", "isa_limits", "physical_cores", "threads"),
-    *("gpu", "governor", "os"),
-)
-SETTINGS = ("allocator", "onednn", "compiler", "seeds")
+SETTINGS = ("onednn", "compiler", "seeds")
 
 Key = tuple[str, tuple[str, str], tuple[str, str]]  # kind; case and settings on both sides
 
 
-def conditions(old: Record, new: Record) -> dict[str, tuple[str, str]]:
-    """What the runs do not have in common: name -> (old, new); empty if all is alike."""
-    return {name: tuple(values) for name, values in _differing([old, new]).items()}
+def machines(named: dict[str, Record]) -> list[str]:
+    """How the machines of runs differ from the first one's, what matters most first."""
+    (first, base), *others = named.items()
+    environments = {name: run.environment for name, run in others}
+    apart = {n: differences(base.environment, e) for n, e in environments.items()}
+    alike = {n: same_class(base.environment, e) for n, e in environments.items()}
+    lines = [f"Machines of one class: {words(base.environment)}."] if all(alike.values()) else []
+    for name in sorted(filter(apart.get, apart), key=alike.get):
+        said = "; ".join(apart[name])
+        against = f"{name} against {first}: {said}" if len(others) > 1 else said
+        lines.append(f"{against[0].upper()}{against[1:]}.")
+    return lines
 
 
-def _differing(runs: list[Record]) -> dict[str, list[str]]:
-    """Machine, versions and settings that are not the same in all runs: name -> each run's."""
+def conditions(*runs: Record) -> dict[str, list[str]]:
+    """Versions and settings that are not the same in all runs: name -> each run's."""
     stated = [_stated(run) for run in runs]
     names = dict.fromkeys(name for one in stated for name in one)
     values = {name: [one.get(name, MISSING) for one in stated] for name in names}
@@ -65,10 +72,9 @@ def _differing(runs: list[Record]) -> dict[str, list[str]]:
 
 
 def _stated(record: Record) -> dict[str, str]:
-    """Machine, versions and settings of a run, in words."""
+    """Versions and settings of a run, in words."""
     environment = record.environment
-    stated = {name: compact(getattr(environment, name)) for name in (*MACHINE, *SETTINGS)}
-    stated["memory"] = f"{number(scaled(environment.memory_bytes, 2**-30))} GiB"
+    stated = {name: compact(getattr(environment, name)) for name in SETTINGS}
     for side, versions in environment.packages.items():
         owner = f"{FRAMEWORKS[side]}: " if side in FRAMEWORKS else ""
         stated |= {f"{owner}{name}": compact(of) for name, of in (versions or {}).items()}
@@ -100,7 +106,7 @@ def tables(old: Record, new: Record, *, every: bool = False) -> list[Table]:
 
 
 def _conditions(title: str, names: list[str], runs: list[Record]) -> Table:
-    rows = [[name, *values] for name, values in _differing(runs).items()]
+    rows = [[name, *values] for name, values in conditions(*runs).items()]
     return Table(title, of_words("what", *names), rows)
 
 
@@ -313,14 +319,16 @@ def slower(old: Record, new: Record, share: float) -> list[str]:
 
 
 def sentences(old: Record, new: Record) -> list[str]:
-    """What a reader must know before the tables."""
-    lines = [f"old: {run_line(old)}", f"new: {run_line(new)}"]
-    if differing := conditions(old, new):
+    """What a reader must know before the tables: first how the machines differ."""
+    named = {"old": old, "new": new}
+    lines = [*machines(named), *(f"{name}: {run_line(run)}" for name, run in named.items())]
+    alike = same_class(old.environment, new.environment)
+    if differing := [*["the machine"] * (not alike), *conditions(old, new)]:
         lines.append(
             "NOT THE SAME CONDITIONS: whatever changed below may come from what differs "
             f"({', '.join(differing)})."
         )
-    return lines + _unfinished({"old": old, "new": new})
+    return lines + _unfinished(named)
 
 
 def _unfinished(runs: dict[str, Record]) -> list[str]:
@@ -339,8 +347,10 @@ def render(old: Record, new: Record, *, every: bool, markdown: bool) -> str:
 def render_many(runs: list[Record], *, every: bool, markdown: bool) -> str:
     """The comparison of any number of runs."""
     named = dict(zip(letters(len(runs)), runs, strict=True))
-    said = [f"{name}: {machine_words(r.environment)}; {run_line(r)}" for name, r in named.items()]
-    return _rendered(said + _unfinished(named), many(runs, every=every), markdown)
+    said = [f"{name}: {words(r.environment)}; {run_line(r)}" for name, r in named.items()]
+    return _rendered(
+        [*machines(named), *said, *_unfinished(named)], many(runs, every=every), markdown
+    )
 
 
 def _rendered(intro: list[str], parts: list[Table], markdown: bool) -> str:

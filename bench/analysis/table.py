@@ -19,7 +19,14 @@ from typing import Any
 from bench.analysis import accuracy, comparisons, pairing
 from bench.analysis.accuracy import Accuracy
 from bench.analysis.families import OF_TRAINING, family_of
-from bench.analysis.verdicts import DELTA, quantile, shown_less, shown_more, summed
+from bench.analysis.verdicts import (
+    BETWEEN_FREEDOM,
+    DELTA,
+    quantile,
+    shown_less,
+    shown_more,
+    summed,
+)
 from bench.record import DIFFERENT, Case, Comparison, Metric, Record
 from shared.specs import more_is_better
 
@@ -38,7 +45,6 @@ RENAMED = ("cold_first_calls_s", "compressed_artifact", "artifact", "memory_all"
 # scatter by: a run that measures a row at one time does not see it. Of each figure the least
 # hundredth with which 95% of the ratios of two runs of docs/reproducibility.json agree.
 BETWEEN_RUNS = {MEMORY: 0.04, FIRST_CALL: 0.12, START: 0.04, RATE: 0.10}
-BETWEEN_FREEDOM = 1000.0  # of them: hundreds of ratios, so that a t is as good as normal
 
 # Why there is no ratio, or none that decides.
 NOT_MEASURED = "not measured in this record"

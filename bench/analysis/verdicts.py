@@ -20,6 +20,10 @@ from bench.record import AccuracyDifference
 
 FEWEST_SEEDS = 3  # differences of two can be equal to the sample, which would leave no width
 DELTA = 0.03  # a ratio within 1 / 1.03 … 1.03 counts as no difference
+# The sd of the log of a ratio of step times from run to run of a machine, beyond what its blocks
+# scatter by: the least hundredth with which 95% of the changes between two runs of
+# docs/reproducibility.json leave 1 in. Its degrees of freedom, more than matter.
+BETWEEN_RUNS, BETWEEN_FREEDOM = 0.01, 1000.0
 
 
 @dataclass(frozen=True)
@@ -122,15 +126,16 @@ def summed(parts: list[tuple[float, float]]) -> tuple[float, float]:
     return variance**0.5, freedom
 
 
-def compare_runs(new: Ratio, old: Ratio) -> Ratio:
+def compare_runs(new: Ratio, old: Ratio, between: float = BETWEEN_RUNS) -> Ratio:
     """Judge how a ratio changed between two runs, new over old, by Welch's interval (1947).
 
-    The blocks of two runs are independent, and their noise need not be alike. Raises ValueError for
-    a run of one block.
+    The blocks of two runs are independent, and their noise need not be alike; `between`: the sd of
+    a log ratio from run to run, which no run sees. Raises ValueError for a run of one block.
     """
     if new.sd is None or old.sd is None:
         raise ValueError("a run of one block has no noise to compare with")
     runs = [(run.sd**2 / run.n, run.freedom or run.n - 1) for run in (new, old)]
+    runs.append((2 * between**2, BETWEEN_FREEDOM))
     mean, (sd, freedom) = log(new.ratio / old.ratio), summed(runs)
 
     def interval(level: float) -> Interval:

@@ -10,8 +10,9 @@ import pytest
 from scipy import stats as scipy_stats
 
 from bench import compare
-from bench.analysis.verdicts import Ratio, compare_runs
+from bench.analysis.verdicts import BETWEEN_FREEDOM, Ratio, compare_runs
 from bench.record import DIFFERENT, TaskFacts, encode
+from tests.history import needs_history, published
 from tests.records import find_case, find_comparison, whole_run, with_case, with_comparison
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -68,7 +69,7 @@ def test_the_interval_is_welch_s():
     random = np.random.default_rng(0)
     first, second = random.normal(0.1, 0.02, 8), random.normal(0.0, 0.04, 12)
     runs = [Ratio(exp(v.mean()), None, v.std(ddof=1), len(v), None) for v in (first, second)]
-    found = compare_runs(*runs)
+    found = compare_runs(*runs, between=0.0)
     wanted = scipy_stats.ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
     assert found.ratio == pytest.approx(exp(first.mean() - second.mean()))
     assert np.log(found.ci) == pytest.approx([wanted.low, wanted.high])
@@ -87,14 +88,21 @@ def test_the_interval_is_welch_s():
 )
 def test_a_change_is_judged_like_a_ratio(ratio, sd, verdict):
     before = Ratio(0.5, None, 0.02, 8, None)
-    assert compare_runs(Ratio(0.5 * ratio, None, sd, 8, None), before).verdict == verdict
+    assert compare_runs(Ratio(0.5 * ratio, None, sd, 8, None), before, 0.0).verdict == verdict
+
+
+def test_what_runs_scatter_by_counts_twice():
+    """Two runs that saw no noise at all differ by that of either."""
+    quiet = Ratio(1.0, None, 0.0, 8, None)
+    half = scipy_stats.t.ppf(0.975, BETWEEN_FREEDOM) * 0.05 * 2**0.5
+    assert np.log(compare_runs(quiet, quiet, 0.05).ci) == pytest.approx([-half, half])
 
 
 def test_the_noise_of_either_run_counts():
     quiet, noisy = Ratio(1.0, None, 0.01, 8, None), Ratio(1.1, None, 0.07, 8, None)
     pairs = [(noisy, quiet), (quiet, noisy)]
-    widths = [np.log(np.divide(*reversed(compare_runs(*pair).ci))) for pair in pairs]
-    calm = compare_runs(quiet, Ratio(1.1, None, 0.01, 8, None)).ci
+    widths = [np.log(np.divide(*reversed(compare_runs(*pair, 0.0).ci))) for pair in pairs]
+    calm = compare_runs(quiet, Ratio(1.1, None, 0.01, 8, None), 0.0).ci
     assert widths[0] == pytest.approx(widths[1])
     assert widths[0] > 4 * np.log(calm[1] / calm[0])
 
@@ -135,7 +143,7 @@ def test_a_ratio_that_changed_is_shown_with_its_interval(old, new):
 def test_all_shows_what_did_not_change(old, new):
     shown = titled(compare.tables(old, new, every=True), "Ratios").rows
     assert len(shown) == len(old.comparisons)
-    assert {row[4] for row in shown} == {"equivalent", "not comparable"}
+    assert {row[4] for row in shown} == {"inconclusive", "not comparable"}
 
 
 def test_no_change_is_seen_between_unlike_work(old, new):
@@ -198,7 +206,7 @@ def test_a_ratio_of_one_block_is_left_out_and_the_rest_compared(old, new, lackin
 
 def test_a_variance_that_is_shared_counts_with_its_degrees_of_freedom(old, new):
     """Three blocks tell more with the noise that others show."""
-    three = moved(new, 1.07, n=3, sd=0.024)
+    three = moved(new, 1.077, n=3, sd=0.024)
     assert titled(compare.tables(old, three), "Ratios").rows[0][4] == "slightly slower"
     assert titled(compare.tables(old, moved(three, freedom=20.0)), "Ratios").rows[0][4] == "slower"
 
@@ -262,7 +270,7 @@ def test_the_table_of_many_runs_holds_80_columns(machines, command):
     assert status == 0
     lines = said.out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert lines[0].startswith("A: a CPU, no GPU: one CPU")
+    assert lines[0].startswith("B against A: the processor is another, one before")
 
 
 @pytest.mark.parametrize("options", [[], ["--fail-if", "slower:5%"]])
@@ -276,22 +284,55 @@ def test_the_number_of_runs_is_checked(options, capsys):
 # Conditions --------------------------------------------------------------------------------------
 
 
-def test_other_versions_and_machines_are_said_before_anything_else(old, new):
+def speeds(float32, **others):
+    return {"peak_flops": {"float32": float32 * 1e9, "bfloat16": 2e9 * float32}} | others
+
+
+def said_of(old, new):
+    text = compare.render(old, new, every=False, markdown=False)
+    return " ".join(text.split("old: ")[0].split())
+
+
+def test_how_the_machines_differ_is_said_first_and_the_build_of_the_system_last(old, new):
+    old = old.but(environment=old.environment.but(**speeds(400)))
+    new = moved(new, 1.2).but(environment=old.environment.but(**speeds(200, os="Linux-7")))
+    said = said_of(old, new)
+    assert said.startswith("The new machine computes half as much: 200 GFLOP/s in float32, 400")
+    assert f"the build of the system is Linux-7, {old.environment.os} before." in said
+    assert "NOT THE SAME CONDITIONS" in compare.render(old, new, every=False, markdown=False)
+
+
+def test_runs_of_one_class_are_said_to_be_and_another_system_is_no_other_class(old, new):
+    assert said_of(old, new).startswith("Machines of one class: Intel Xeon Platinum 8488C")
+    new = new.but(environment=new.environment.but(os="Linux-7"))
+    said = said_of(old, new)
+    assert said.startswith("Machines of one class: Intel Xeon Platinum 8488C")
+    assert said.endswith(f"The build of the system is Linux-7, {old.environment.os} before.")
+
+
+@needs_history
+def test_the_published_run_computes_twice_as_much_as_that_before_it():
+    """Nothing else was said of these two but the size of their memory and their systems."""
+    old, new = map(published, ("8b784fd", "de5fbd6"))
+    assert said_of(old, new).startswith("The new machine computes twice as much: 418 GFLOP/s")
+
+
+def test_of_many_runs_that_of_another_class_is_named_first(old):
+    slow = old.but(environment=old.environment.but(**speeds(30)))
+    os = old.but(environment=old.environment.but(os="Linux-7"))
+    first, second, *_ = compare.machines({"A": old, "B": os, "C": slow})
+    assert first.startswith("C against A: the new machine computes 0.23 times as much")
+    assert second.startswith("B against A: the build of the system is Linux-7")
+
+
+def test_other_versions_are_said_before_the_ratios(old, new):
     packages = new.environment.packages | {"pt": {"torch": "9.9"}}
-    other = new.environment.but(cpu="another CPU", packages=packages, memory_bytes=2**34)
-    new = moved(new, 1.2).but(environment=other)
+    new = moved(new, 1.2).but(environment=new.environment.but(packages=packages))
     text = compare.render(old, new, every=False, markdown=False)
     said = " ".join(text.split("Not the same in both runs")[0].split())
-    assert "NOT THE SAME CONDITIONS" in said
-    assert "(cpu, memory, PyTorch: torch)" in said
+    assert "comes from what differs (PyTorch: torch)" in said.replace("may come", "comes")
     rows = titled(compare.tables(old, new), "Not the same").rows
     assert ["PyTorch: torch", old.environment.packages["pt"]["torch"], "9.9"] in rows
-    assert ["memory", "24.0 GiB", "16.0 GiB"] in rows
-
-
-def test_a_few_bytes_of_memory_are_no_other_machine(old, new):
-    more = new.environment.but(memory_bytes=new.environment.memory_bytes + 12_288)
-    assert compare.conditions(old, new.but(environment=more)) == {}
 
 
 def test_an_unfinished_run_says_so(old, new):
