@@ -71,7 +71,7 @@ COMMANDS = {
         ".venv/bin/twinbench choose results/latest --goal train-speed --steps 1000",
         ".venv/bin/twinbench choose results/latest --goal memory --task digits-cnn",
         ".venv/bin/twinbench compare docs/results.json results/latest",
-        "cp results/latest/results.json docs/results.json",
+        ".venv/bin/twinbench machines add results/latest --headline --replace",
         ".venv/bin/twinbench diagnose my_step.py",
         ".venv/bin/python -m shared.utilization -m pt_impl.diagnosis.profiling",
         ".venv/bin/twinbench validate replay docs",
@@ -149,6 +149,12 @@ COMMANDS = {
         ".venv/bin/twinbench network sweeps --framework pt results/pt.json",
         ".venv/bin/twinbench network sweeps --framework tf results/tf.json",
     ),
+    # It needs a cluster: tests/docs/test_many_machines.py checks what it starts.
+    "cluster": (
+        "sbatch --constraint=KIND --array=0-4 docs/many_machines/slurm.sh KIND",
+        "kubectl apply -f docs/many_machines/kubernetes.yaml",
+        ".venv/bin/twinbench report results/KIND/*/latest",
+    ),
     # It needs several hosts: its options are parsed, and what it names is there.
     "launch": (
         "torchrun --nnodes=2 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-id=run1 "
@@ -161,7 +167,7 @@ COMMANDS = {
 }
 RARE = ("CUDA_VISIBLE_DEVICES", TWO, "collectives", "shared.utilization", "diagnose my_step.py")
 RARE += ("report docs/recipes", "claims results/latest", "priorities results/latest")
-RARE += ("docs/results.json results",)
+RARE += ("docs/results.json results", "machines add")
 
 
 def parameters(texts: Iterable[str]) -> list:

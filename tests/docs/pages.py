@@ -17,14 +17,15 @@ PAGES = (
         f"docs/{name}.md"
         for name in (
             *("numbers", "add_a_technique", "your_model", "try", "diagnosis", "gpu"),
-            *("many_devices", "lines_of_code"),
+            *("many_devices", "many_machines", "lines_of_code"),
         )
     ),
     "docs/across_hosts.md",
     "docs/ci.md",
 )
 MADE = {f"docs/{name}.md" for name in ("any_model", "claims", "priorities", "report", "try_models")}
-MADE |= {f"docs/{name}.md" for name in ("attacked", "instructions", "overhead", "validation")}
+MADE |= {f"docs/{name}.md" for name in ("attacked", "instructions", "machines", "overhead")}
+MADE |= {"docs/validation.md"}
 MADE |= {"docs/upstream.md"}  # which tests/test_upstream.py tests
 
 
