@@ -12,6 +12,7 @@ from importlib import import_module
 COMMANDS = {
     "choose": ("bench.choose", "what to use for one aim, from the rows of a run"),
     "try": ("bench.try_model", "what makes your own model faster or leaner"),
+    "doctor": ("bench.doctor.command", "what is wrong with a set-up, in half a minute"),
     "diagnose": ("bench.diagnose", "what holds a train step back, and what was measured to help"),
     "claims": ("bench.claims", "which published claims hold in a run"),
     "priorities": ("bench.priorities", "which technique pays, its price, and a path to choose by"),

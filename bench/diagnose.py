@@ -18,7 +18,6 @@ import contextlib
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 import textwrap
@@ -26,85 +25,24 @@ from itertools import chain
 from pathlib import Path
 
 from bench.analysis.questions import Remedy, remedies
-from bench.analysis.reading import load, results_file
+from bench.analysis.reading import load
 from bench.analysis.table import level
+from bench.doctor.files import check_make, framework_of, read
+from bench.doctor import command as doctor
+from bench.doctor.gains import newest, sentence, shown
 from bench.harness import machine
 from bench.harness.run_plan import remedying
 from bench.harness.worker import ending
 from bench.record import FRAMEWORKS, Record
 from bench.report import parsers
-from bench.report.answer import full_name, share
+from bench.report.answer import full_name
 from shared.bottlenecks import LIMITS
-from shared.user_model import MAKERS, names
 
-MODULES = {"torch": "pt", "torchvision": "pt", "tensorflow": "tf", "keras": "tf", "tf_keras": "tf"}
 MOST = 5  # remedies
 # Of the cores' time, which other programs may use: with more they move a verdict by themselves.
 MOST_TO_TELL = min(LIMITS.values())
 LEAST_STEPS = 4  # that the profiler takes in turns
 TRAINING = re.compile(r"backward|[Gg]radient|train_|\.train\(|minimize|\.fit\(|autograd")
-DOCS = Path(__file__).resolve().parents[1] / "docs"
-
-
-def read(path: Path) -> ast.Module:
-    """A file's code, which is not run. Raises ValueError where it is none."""
-    try:
-        return ast.parse(path.read_text("utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
-    except SyntaxError as error:
-        raise ValueError(f"{path}:{error.lineno}: {error.msg}") from None
-    except (ValueError, RecursionError, MemoryError) as error:  # no UTF-8, or nested too deep
-        raise ValueError(f"{path}: is no Python: {error or type(error).__name__}") from None
-
-
-def check_make(path: Path) -> None:
-    """Raise ValueError where a file has no `make`, before it is run: it may train for hours."""
-    defined = names(read(path).body)
-    if defined & {"make", "*"}:
-        return
-    if defined & set(MAKERS.values()):
-        raise ValueError(
-            f"{path} is a file for twinbench try, which diagnoses its step, too: "
-            f"twinbench try {shlex.quote(str(path))} --technique bottleneck"
-        )
-    raise ValueError(f"{path} has no function make() that returns (step, batches): write one")
-
-
-def framework_of(path: Path, asked: str | None = None) -> str:
-    """The framework that a file imports, or the one asked for where that is not said by it.
-
-    Raises ValueError where it is none, or both, or another than asked for.
-    """
-    imported = {
-        (alias.name if isinstance(node, ast.Import) else node.module or "").partition(".")[0]
-        for node in ast.walk(read(path))
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-        for alias in node.names
-    }
-    frameworks = {MODULES[name] for name in imported if name in MODULES}
-    if asked and (asked in frameworks or not frameworks):
-        return asked
-    if len(frameworks) != 1:
-        said = "both torch and tensorflow" if frameworks else "neither torch nor tensorflow"
-        raise ValueError(f"{path} imports {said}: say which with --framework")
-    (framework,) = frameworks
-    if asked:
-        raise ValueError(f"{path} is of {FRAMEWORKS[framework]} alone: leave --framework out")
-    return framework
-
-
-def newest() -> dict[str, Record]:
-    """The newest record that shows what gains: of the last run here, or the published one.
-
-    One block has no intervals, and shows nothing.
-    """
-    for place in (Path("results/latest"), DOCS):
-        if results_file(place).is_file():
-            record = load(place)
-            if any(comparison.ci for comparison in record.comparisons):
-                return {_shown(place): record}
-    return {}
 
 
 def can_tell(diagnosis: dict) -> bool:
@@ -121,12 +59,6 @@ def known(records: dict[str, Record], framework: str, diagnosis: dict) -> list[R
     return sorted(chain.from_iterable(every), key=lambda one: level(one.goal.figure, one.gain))
 
 
-def sentence(remedy: Remedy) -> str:
-    """A remedy with what its row leaves of its baseline's figure."""
-    gain = share(remedy.gain, remedy.goal.figure)
-    return f"{remedy.row.case.technique}, {full_name(remedy.row)}: {gain}, {remedy.work.title}"
-
-
 def as_json(remedy: Remedy) -> dict:
     """The same for other programs."""
     return {
@@ -137,11 +69,6 @@ def as_json(remedy: Remedy) -> dict:
         "ratio": remedy.gain.value,
         "ci": remedy.gain.bounds,
     }
-
-
-def _shown(place: Path) -> str:
-    """A record's place as it was given; the published one's as its folder."""
-    return DOCS.name if place.resolve() == DOCS else str(place)
 
 
 def diagnosed(framework: str, given: argparse.Namespace) -> dict:
@@ -257,7 +184,9 @@ def main(arguments: list[str] | None = None) -> int:
         sides = [given.framework] if given.framework else list(FRAMEWORKS)
         if of_file:
             sides = [framework_of(Path(given.what), given.framework)]
-        records = {_shown(place): load(place) for place in given.record or ()} or newest()
+        records = {shown(place): load(place) for place in given.record or ()} or newest()
+        if not given.json:
+            doctor.warn(Path(given.what) if of_file else None)
         diagnoses = {side: watched(side, given) for side in sides}
     except ValueError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)

@@ -21,6 +21,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bench.doctor import command as doctor
 from bench.harness.processes import ROOT
 from bench.report import parsers
 from shared.user_model import BadFile, look
@@ -73,10 +74,11 @@ def main(arguments: list[str] | None = None) -> int:
     if given.example:
         return write_example(Path(given.file))
     try:
-        look(given.file)
+        path = look(given.file).path
     except BadFile as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
+    doctor.warn(path)
     command = [sys.executable, "-m", "pytest", "-q", "-rN", "-p", "no:cacheprovider"]
     command += [
         str(ROOT / "bench"),

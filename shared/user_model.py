@@ -237,7 +237,13 @@ def made(path: str | Path) -> tuple[Callable, Any]:
 
     What is no list is not looked into: its batches may be gone then.
     """
-    name, make = Path(path).name, getattr(load(path), "make", None)
+    return made_of(load(path))
+
+
+def made_of(module: ModuleType) -> tuple[Callable, Any]:
+    """The same of a file that was executed."""
+    path = module.__file__
+    name, make = Path(path).name, getattr(module, "make", None)
     if make is None:
         raise BadFile(f"{name} has no function make() that returns (step, batches): write one")
     returned = call("make", path, make)

@@ -28,6 +28,7 @@ from PIL import Image
 
 from bench import __main__ as twinbench
 from bench import choose, claims, compare, conftest, diagnose, priorities, resume
+from bench.doctor import gains
 from bench.harness import state
 from bench.ladders import command as ladder
 from bench.network import command as network
@@ -146,7 +147,7 @@ def damaged(draw, text: bytes):
 
 # What was published: records, climbs, claims, sweeps ----------------------------------------------
 
-DOCS = diagnose.DOCS
+DOCS = gains.DOCS
 EFFECT = {"time": (0.8, 0.78, 0.82), "accuracy": (0.1, -0.2, 0.3), "memory": 0.9}
 EFFECT |= {"seeds": [97.1, 97.2, 97.0, 97.3]}
 ROWS = [

@@ -163,9 +163,9 @@ def test_either_keras_is_diagnosed(models, keras, made):
 
 
 def test_records_of_equal_names_are_told_apart():
-    here, there = (command._shown(Path(place, "results/latest")) for place in ("here", "there"))
+    here, there = (command.shown(Path(place, "results/latest")) for place in ("here", "there"))
     assert here != there
-    assert command._shown(RECORD) == "docs"
+    assert command.shown(RECORD) == "docs"
 
 
 def test_a_quick_run_does_not_hide_what_the_published_one_shows(tmp_path, monkeypatch):

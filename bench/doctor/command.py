@@ -1,0 +1,114 @@
+"""What is wrong with a set-up: threads, instructions, modes, shapes, the loader of a file.
+
+    twinbench doctor [my_model.py] [--framework pt|tf] [--record PATH] [--json]
+
+Half a minute at most. The file is one for `twinbench try` or for `twinbench diagnose`; without one
+only the machine is looked at. Each framework is asked in its own process, as your programs
+start it. A finding is said with what was measured, with what to do, and with what a record shows
+that it gains where it is a technique here. Nothing is said where nothing is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from bench.analysis.reading import load
+from bench.doctor import asking, judges
+from bench.doctor import host as hosts
+from bench.doctor.files import sides_of
+from bench.doctor.findings import Finding, lines
+from bench.doctor.gains import newest, shown, with_gain
+from bench.doctor.host import Host
+from bench.record import FRAMEWORKS
+from bench.report import parsers
+from shared.health import Facts
+
+LIMIT_S = 29.0
+BY_DEFAULT = {
+    "pt": "PyTorch runs eagerly unless torch.compile is called",
+    "tf": "Keras runs fit and predict as graphs",
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit status (2: an error)."""
+    parser = parsers.described("twinbench doctor", __doc__)
+    parser.add_argument("file", nargs="?", type=Path, metavar="my_model.py")
+    parser.add_argument("--framework", choices=FRAMEWORKS)
+    parser.add_argument(
+        "--record", type=Path, action="append", help="a results.json or its folder; several: again"
+    )
+    parser.add_argument("--json", action="store_true", help="for other programs")
+    given = parser.parse_args(arguments)
+    start, clock = time.monotonic(), asking.Clock(LIMIT_S)
+    try:
+        path = given.file and given.file.resolve()
+        sides = [given.framework] if given.framework else list(FRAMEWORKS)
+        if path:
+            sides = sides_of(given.file, given.framework)
+        records = {shown(place): load(place) for place in given.record or ()} or newest()
+    except ValueError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+    here = hosts.here()
+    known, left_out = {}, []
+    for place, side in enumerate(sides):
+        facts, why = asking.facts(side, path, clock, share=1.0 if place else 0.7)
+        known[side] = facts
+        left_out += [why] if why else []
+    runtimes = asking.runtimes(clock)
+    source = path.read_text("utf-8", "replace") if path else ""
+    every = judges.judged(here, known, source, _speeds(here, known, clock))
+    every += [one for name, n in runtimes.items() for one in judges.runtime(here, name, n)]
+    findings = [with_gain(one, records) for one in every]
+    threads = {FRAMEWORKS[side]: f.pools.threads for side, f in known.items() if f.pools}
+    threads |= {name: {"intra-op": count} for name, count in runtimes.items()}
+    left_out += [f"{n}: {why}" for facts in known.values() for n, why in facts.skipped.items()]
+    seconds = time.monotonic() - start
+    if given.json:
+        told = {"findings": [asdict(one) for one in findings], "left_out": left_out}
+        told |= {"threads": threads, "usable_cores": here.usable, "seconds": seconds}
+        told |= {"by_default": {side: BY_DEFAULT[side] for side in sides}}
+        print(json.dumps(told))
+    else:
+        print("\n".join(text(here, findings, threads, left_out, seconds)))
+    return 0
+
+
+def _speeds(here: Host, known: dict[str, Facts], clock: asking.Clock) -> dict[str, float]:
+    """Seconds of a step of the file's Keras model on the backend asked for and on TensorFlow."""
+    for facts in known.values():
+        backend = facts.keras_backend
+        if backend in ("", "tensorflow"):
+            backend = here.variables.get("KERAS_BACKEND", "")
+        if facts.keras and facts.batches and backend not in ("", "tensorflow"):
+            return asking.keras_speeds(facts.keras, facts.batches.samples, backend, clock)
+    return {}
+
+
+def text(
+    here: Host,
+    findings: list[Finding],
+    threads: dict[str, dict[str, int]],
+    left_out: list[str],
+    seconds: float,
+) -> list[str]:
+    """The answer as lines: a finding after the other, or that there is none."""
+    wrong = [one for one in findings if one.wrong]
+    pools = [f"{name} {pool['intra-op']}" for name, pool in threads.items()]
+    looked = f"{hosts.words(here)}; threads: {', '.join(pools) or 'not known'}; {seconds:.0f} s"
+    head = f"{len(wrong)} found" if wrong else "Nothing found"
+    told = [f"{head} ({looked})"]
+    for finding in findings:
+        told += lines(finding)
+    return told + [f"left out: {why}" for why in left_out]
+
+
+def warn(path: Path | None = None) -> None:
+    """Print what is wrong as far as no process is needed, before `try` and `diagnose` begin."""
+    for finding in judges.quick(hosts.here(), path):
+        print("\n".join(lines(finding)), file=sys.stderr, flush=True)

@@ -1,0 +1,73 @@
+"""A user's file as far as it can be known without running it."""
+
+from __future__ import annotations
+
+import ast
+import shlex
+from pathlib import Path
+
+from bench.record import FRAMEWORKS
+from shared.user_model import MAKERS, look, names
+
+MODULES = {"torch": "pt", "torchvision": "pt", "tensorflow": "tf", "keras": "tf", "tf_keras": "tf"}
+
+
+def read(path: Path) -> ast.Module:
+    """A file's code, which is not run. Raises ValueError where it is none."""
+    try:
+        return ast.parse(path.read_text("utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
+    except SyntaxError as error:
+        raise ValueError(f"{path}:{error.lineno}: {error.msg}") from None
+    except (ValueError, RecursionError, MemoryError) as error:  # no UTF-8, or nested too deep
+        raise ValueError(f"{path}: is no Python: {error or type(error).__name__}") from None
+
+
+def check_make(path: Path) -> None:
+    """Raise ValueError where a file has no `make`, before it is run: it may train for hours."""
+    defined = names(read(path).body)
+    if defined & {"make", "*"}:
+        return
+    if defined & set(MAKERS.values()):
+        raise ValueError(
+            f"{path} is a file for twinbench try, which diagnoses its step, too: "
+            f"twinbench try {shlex.quote(str(path))} --technique bottleneck"
+        )
+    raise ValueError(f"{path} has no function make() that returns (step, batches): write one")
+
+
+def framework_of(path: Path, asked: str | None = None) -> str:
+    """The framework that a file imports, or the one asked for where that is not said by it.
+
+    Raises ValueError where it is none, or both, or another than asked for.
+    """
+    imported = {
+        (alias.name if isinstance(node, ast.Import) else node.module or "").partition(".")[0]
+        for node in ast.walk(read(path))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+    }
+    frameworks = {MODULES[name] for name in imported if name in MODULES}
+    if asked and (asked in frameworks or not frameworks):
+        return asked
+    if len(frameworks) != 1:
+        said = "both torch and tensorflow" if frameworks else "neither torch nor tensorflow"
+        raise ValueError(f"{path} imports {said}: say which with --framework")
+    (framework,) = frameworks
+    if asked:
+        raise ValueError(f"{path} is of {FRAMEWORKS[framework]} alone: leave --framework out")
+    return framework
+
+
+def sides_of(path: Path, asked: str | None = None) -> list[str]:
+    """The frameworks of a file for `diagnose` or for `try`, or the one asked for.
+
+    Raises ValueError where it is neither, or has nothing of the framework asked for.
+    """
+    if names(read(path).body) & {"make"}:
+        return [framework_of(path, asked)]
+    sides = look(path).sides
+    if asked and asked not in sides:
+        raise ValueError(f"{path} has no {MAKERS[asked]}(): leave --framework out")
+    return [asked] if asked else sides

@@ -1,0 +1,102 @@
+"""The machine as far as a process may use it, and the variables that it is started with."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import floor, inf
+from pathlib import Path
+
+import psutil
+
+from shared import cgroups
+
+# What each dtype's products need, by the beginning of the architecture's name: one of them.
+NEEDS = {
+    "bfloat16": {
+        "x86": ("avx512_bf16", "amx_bf16"),
+        "arm": ("bf16",),
+    },
+    "int8": {
+        "x86": ("avx512_vnni", "avx_vnni", "amx_int8"),
+        "arm": ("i8mm", "asimddp"),
+    },
+}
+ARCHITECTURES = {"x86_64": "x86", "AMD64": "x86", "aarch64": "arm", "arm64": "arm"}
+
+
+@dataclass(frozen=True)
+class Host:
+    """Cores, instructions and variables.
+
+    `cores`: logical ones of the machine; `physical` ones; `affinity`: how many of the logical ones
+    this process may run on; `quota`: how many it may fill. `flags`: instructions, None where the
+    system does not list them.
+    """
+
+    cores: int
+    physical: int
+    affinity: int
+    quota: float = inf
+    flags: frozenset[str] | None = None
+    architecture: str = "x86_64"
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def usable(self) -> int:
+        """Cores that threads can fill; at least one."""
+        return max(1, floor(min(self.affinity, self.quota)))
+
+    @property
+    def enough(self) -> int:
+        """Threads that use all of these: two threads of one core compute little more than one."""
+        return min(self.usable, self.physical)
+
+    def lacks(self, dtype: str) -> tuple[str, ...]:
+        """The instructions for products of a dtype, where it has none of them, as far as known."""
+        names = NEEDS[dtype].get(ARCHITECTURES.get(self.architecture, ""), ())
+        return () if self.flags is None or self.flags & set(names) else names
+
+    def number(self, name: str) -> int | None:
+        """A variable that is a number of threads, such as 4 or 4,2; None where it is not set."""
+        text = self.variables.get(name, "").partition(",")[0].strip()
+        return int(text) if text.isdigit() and int(text) else None
+
+
+def here() -> Host:
+    """This machine and this process."""
+    cores = os.cpu_count() or 1
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    return Host(
+        cores=cores,
+        physical=psutil.cpu_count(logical=False) or cores,
+        affinity=affinity,
+        quota=cgroups.cpu_quota(),
+        flags=_flags(),
+        architecture=platform.machine(),
+        variables=dict(os.environ),
+    )
+
+
+def _flags() -> frozenset[str] | None:
+    """The processor's instructions, where Linux lists them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return None
+    listed = (line.partition(":") for line in lines if line.startswith(("flags", "Features")))
+    return next((frozenset(names.split()) for _, _, names in listed), None)
+
+
+def words(host: Host) -> str:
+    """The cores that may be used, and what limits them."""
+    if host.usable == host.cores:
+        return f"{host.cores} cores"
+    limits = []
+    if host.affinity < host.cores:
+        limits.append(f"affinity {host.affinity}")
+    if host.quota < host.affinity:
+        limits.append(f"quota {host.quota:g}")
+    return f"{host.usable} of {host.cores} cores ({', '.join(limits)})"
