@@ -14,6 +14,7 @@ import traceback
 
 def main() -> None:
     from bench.port.compare import port
+
     from shared import user_model
 
     for path in sys.argv[1:]:
