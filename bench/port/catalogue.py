@@ -276,7 +276,7 @@ RECURRENT = {
         in_pytorch="`nn.LSTM(i, o, batch_first=True)`",
         in_tensorflow="`keras.ops.transpose(x, (1, 0, 2))` before the layer and after it",
         defaults={
-            "torch.nn.LSTM(batch_first)": False,
+            "torch.nn.RNNBase(batch_first)": False,
             "torch.nn.MultiheadAttention(batch_first)": False,
         },
     ),
@@ -368,7 +368,7 @@ DROPOUT = {
         in_tensorflow="`layers.LSTM(units)` without it, and `layers.Dropout(rate)` between the "
         "layers",
         defaults={
-            "torch.nn.LSTM(dropout)": 0.0,
+            "torch.nn.RNNBase(dropout)": 0.0,
             "keras.layers.LSTM(dropout)": 0.0,
             "keras.layers.LSTM(recurrent_dropout)": 0.0,
         },
@@ -419,7 +419,9 @@ IMAGES = {
         tensorflow="`UpSampling2D` repeats the nearest pixel, too; `tf.image.resize` and "
         "`layers.Resizing` are bilinear. Pixels are squares; TensorFlow 1 had another default.",
         why="An upsampling has no weights, and all modes give the same shape. Older models and "
-        "articles on segmentation align corners.",
+        "articles on segmentation align corners. Where sizes are no multiples, PyTorch's "
+        "`'nearest'` takes the left pixel and Keras the nearest one; the bicubic kernels have "
+        "other constants (-0.75 and -0.5).",
         in_pytorch="`F.interpolate(x, scale_factor=2, mode='bilinear', align_corners=False)`",
         in_tensorflow="`layers.UpSampling2D(2, interpolation='bilinear')`; with aligned corners "
         "`tf.compat.v1.image.resize_bilinear(x, size, align_corners=True)`",
@@ -486,7 +488,8 @@ LOSSES = {
     ),
     "ignored_labels": Entry(
         pytorch="`ignore_index` is -100, and the mean is over the others.",
-        tensorflow="`ignore_class` is None: -100 is an index that does not exist.",
+        tensorflow="`ignore_class` is None, so that -100 is an index that does not exist. With it "
+        "the mean is over the others, too.",
         why="TensorFlow on a CPU raises an error for such an index; on a GPU the loss is NaN. A "
         "padding label of 0 is a class to both unless it is named.",
         in_pytorch="`F.cross_entropy(output, y, ignore_index=0)`",
@@ -662,6 +665,19 @@ OPTIMIZERS = {
             "torch.optim.Adagrad(initial_accumulator_value)": 0,
             "keras.optimizers.Adagrad(initial_accumulator_value)": 0.1,
         },
+    ),
+    "embedding_slices": Entry(
+        pytorch="The gradient of an embedding is an array with the sum of a token's gradients, "
+        "unless `sparse=True`.",
+        tensorflow="The gradient is slices, one a look-up. Keras's Adam adds up the squares of the "
+        "slices of a token that a batch holds twice, where PyTorch squares their sum. Clipping by "
+        "a norm takes that of the slices.",
+        why="Slices save the memory of an array as large as the embedding. Rules that are not "
+        "linear in the gradient would have to add them up first.",
+        in_pytorch="nothing does the same",
+        in_tensorflow="`keras.ops.take(self.embeddings * 1.0, tokens, axis=0)` as the `call` of a "
+        "subclass of `Embedding`, whose gradient is an array",
+        defaults={"torch.nn.Embedding(sparse)": False},
     ),
     "bias_correction": Entry(
         pytorch="Adam always corrects.",

@@ -246,6 +246,15 @@ CATALOGUE: dict[str, Cause] = {
             "use_bias={a}",
         ),
         Cause(
+            "embedding_slices",
+            "a token that a batch holds more than once",
+            "An embedding's gradient is an array in PyTorch and slices in TensorFlow, one a "
+            "look-up. Keras's Adam adds up the squares of a repeated token's slices, and clipping "
+            "takes their norm; PyTorch squares their sum.",
+            "nothing: its gradient is the sum",
+            "an Embedding whose call is ops.take(self.embeddings * 1.0, tokens, axis=0)",
+        ),
+        Cause(
             "bias_correction",
             "correction of the moments for bias",
             "Adam of both corrects; the optimizer of the first BERT does not, so that its first "
@@ -369,9 +378,9 @@ CATALOGUE: dict[str, Cause] = {
             "ignored_labels",
             "labels that are ignored",
             "F.cross_entropy leaves out the label -100 (ignore_index), in the mean's count, too; "
-            "Keras takes ignore_class, and its mean counts them.",
+            "Keras's losses leave out ignore_class in the same way, which is None by default.",
             "ignore_index={b}",
-            "ignore_class={a}, and divide by the number of labels that count",
+            "ignore_class={a}",
         ),
         Cause(
             "class_weights",
