@@ -3,19 +3,28 @@
 `torch.utils.checkpoint` puts back torch's random generators and autocast for the second run. What
 it leaves as the first run left it is put back here: buffers, such as BatchNorm's statistics and the
 vectors of spectral norm; the generators of Python, NumPy and of a module's own. cuDNN's recurrent
-layers draw dropout from a state that nothing can put back: it begins anew in each run. What a block
-changes in place cannot be put back, and is refused. All of it can go where torch does it.
+layers draw dropout from a state that nothing can put back: it begins anew in each run. What is
+changed in place, by a block or after it, cannot be put back, and is refused. All of it can go where
+torch does it.
 """
 
+import inspect
 import pickle
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode  # torch has no public one
 from torch.utils._pytree import tree_leaves  # torch has no public one
+from torch.utils.checkpoint import checkpoint
+
+from pt_impl.kit.checks.activation_checkpointing import check_unchanged
+
+# Whether torch asks if hooks of kept tensors see the outputs that `save_products` keeps, too.
+ASKS_FOR_HOOKS = "respect_saved_tensors_hooks" in inspect.signature(checkpoint).parameters
 
 
 class Replay:
@@ -38,7 +47,7 @@ class Replay:
         whose outputs it keeps.
 
         Raises NotImplementedError for a block that changes what its second run reads: one of the
-        inputs, or a kept output.
+        inputs, or a kept output; in the backward pass, where these are changed after it.
         """
         leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
         leaves = [leaf for leaf in leaves if not leaf.is_inference()]
@@ -48,11 +57,14 @@ class Replay:
 
         def context_fn():
             first, second = contexts()
-            if kept:
-                first = _Both(first, _Watch(self.name, kept))
             return first, _Both(before, second)
 
-        output = checkpointed(context_fn=context_fn)
+        # Hooks that are there already, such as those that move inputs to the host, stay the only.
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # torch has no public one
+        told = {"respect_saved_tensors_hooks": not hooks} if kept and ASKS_FOR_HOOKS else {}
+        watch = _Watch(self.name, kept) if kept else nullcontext()
+        with nullcontext() if hooks else check_unchanged(self.name), watch:
+            output = checkpointed(context_fn=context_fn, **told)
         self.changing = before.keep_changed(self.changing)
         if versions != [leaf._version for leaf in leaves]:
             raise NotImplementedError(

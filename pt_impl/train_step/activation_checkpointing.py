@@ -65,8 +65,9 @@ def apply_checkpointing(
             that is recomputed already.
         NotImplementedError: before that, a block that its owner never calls, or under torch's old
             `spectral_norm`; in the forward pass, a block that changes its own input, or with
-            save_products a product, and offload where the inputs are on the host. With
-            save_products a second backward pass raises torch's RuntimeError.
+            save_products a product, and offload where the inputs are on the host; in the backward
+            pass, what was given to a block and is changed in place after it. With save_products a
+            second backward pass raises torch's RuntimeError.
     """
     chosen = checks.check_activation_checkpointing(model, blocks, _recomputed)
     for name, block in chosen.items():

@@ -223,18 +223,43 @@ def rate_of_scripted_dropout(folder):
 # Others ------------------------------------------------------------------------------------------
 
 
-def file_of_embedding_bags(folder):
+def bags() -> tuple:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.EmbeddingBag(50, 32), nn.Linear(32, 4)).eval()
-    x = torch.randint(50, (4, 6))
+    parts = nn.EmbeddingBag(500, 64), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4)
+    return nn.Sequential(*parts).eval(), torch.randint(500, (16, 30))
+
+
+def file_of_embedding_bags(folder):
+    model, x = bags()
     path = int8_files.keep_float32(model, x, folder / "file")
     return int8_files.load_int8(path)(x), model(x).detach()
 
 
-def file_of_spectral_norm(folder):
+def int8_file(folder, model, x):
+    quantized = post_training_quantization.apply_static_int8(model, x)
+    path = int8_files.save_int8(quantized, model, x, folder / "file")
+    return int8_files.load_int8(path)(x), model(x).detach()
+
+
+def int8_file_of_embedding_bags(folder):
+    return int8_file(folder, *bags())
+
+
+def under(norm) -> nn.Module:
     torch.manual_seed(0)
-    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(32, 32))
-    model, x = nn.Sequential(layer, nn.ReLU(), nn.Linear(32, 4)).eval(), images()
+    return nn.Sequential(norm(nn.Linear(32, 32)), nn.ReLU(), nn.Linear(32, 4)).eval()
+
+
+def int8_file_of_spectral_norm(folder):
+    return int8_file(folder, under(nn.utils.parametrizations.spectral_norm), images())
+
+
+def int8_file_of_weight_norm(folder):
+    return int8_file(folder, under(nn.utils.parametrizations.weight_norm), images())
+
+
+def file_of_spectral_norm(folder):
+    model, x = under(nn.utils.parametrizations.spectral_norm), images()
     path = quantized_files.save_quantized(model, x, folder / "file")
     return quantized_files.load_quantized(path)(x), model(x).detach()
 

@@ -11,8 +11,9 @@ from tf_impl.compression import post_training_quantization
 from tf_impl.compression.pruning import apply_pruning
 from tf_impl.compression.quantization_aware_training import prepare_qat
 from tf_impl.deployment import export, native_export
-from tf_impl.kit import quantized_files, user_model
+from tf_impl.kit import int8_files, quantized_files, user_model
 from tf_impl.kit.checks import memory_format as memory_checks
+from tf_impl.parallel import data_parallel
 from tf_impl.parallel.tensor_parallel import Split
 from tf_impl.recipes.checkpoints import load_checkpoint, save_checkpoint
 from tf_impl.train_step import compilation, stacking
@@ -139,6 +140,11 @@ def compiled_stack_with_a_lookup(folder):
     stacking.make_train_step(looked_up(), keras.optimizers.SGD(), loss_of, compiled=True)
 
 
+def compiled_replicas_of_a_lookup(folder):
+    with mock.patch.object(data_parallel, "apply_data_parallel", lambda build: build()):
+        data_parallel.compiled(lambda: (looked_up(), keras.optimizers.SGD(), loss_of))
+
+
 def try_of_a_loss_that_reads_its_model(folder):
     def made():
         model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
@@ -182,6 +188,14 @@ def onnxruntime_of_ctc(folder):
     post_training_quantization.keep_onnxruntime_float32(*spoken(), folder / "file")
 
 
+def litert_of_ctc(folder):
+    int8_files.keep_float32(*spoken(), folder / "file")
+
+
+def static_int8_of_ctc(folder):
+    post_training_quantization.apply_static_int8(*spoken())
+
+
 def graph_of_ctc(folder):
     quantized_files.save_quantized(*spoken(), folder / "file")
 
@@ -193,10 +207,21 @@ def channels_first_of_conv_lstm(folder):
         apply_memory_format(model, memory_format="channels_first")
 
 
-def litert_of_float64(folder):
+def doubles() -> tuple:
     x = keras.Input((8,), dtype="float64")
-    model = keras.Model(x, layers.Dense(6, dtype="float64")(x))
-    export.export_litert(model, tf.zeros((4, 8), tf.float64), folder / "model.tflite")
+    return keras.Model(x, layers.Dense(6, dtype="float64")(x)), tf.zeros((4, 8), tf.float64)
+
+
+def litert_of_float64(folder):
+    export.export_litert(*doubles(), folder / "model.tflite")
+
+
+def litert_file_of_float64(folder):
+    int8_files.keep_float32(*doubles(), folder / "file")
+
+
+def dynamic_int8_of_float64(folder):
+    post_training_quantization.apply_dynamic_int8(*doubles())
 
 
 def quantization_aware_siamese_model(folder):

@@ -2,6 +2,7 @@
 
 import gc
 import random
+from collections import OrderedDict
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from pt_impl import kit
 
 X = torch.ones(2, 4)
 GENERATOR = torch.Generator()
+PICTURES = torch.ones(2, 1, 8, 8)
 
 
 class Keyworded(nn.Module):
@@ -173,3 +175,34 @@ WRITING = {  # the first three into a product
     "relu": lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True)),
     "tanh": lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh()),
 }
+
+
+def of_convolutions():
+    """As a U-Net, which has no other product."""
+    inside = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
+    return nn.Sequential(OrderedDict(block=inside, last=nn.Conv2d(4, 1, 1)))
+
+
+def step_of(model):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return kit.training.make_train_step(model, optimizer, lambda output, y: output.square().mean())
+
+
+class Shared(nn.Module):
+    """Changes in place what its block was given ("input") or gives ("product"), after it."""
+
+    def __init__(self, changed):
+        super().__init__()
+        self.first, self.block, self.changed = nn.Linear(4, 4), Both(4, 4), changed
+
+    def forward(self, x):
+        hidden = self.first(x)
+        product, bounded = self.block(hidden)
+        (hidden if self.changed == "input" else product).mul_(2)
+        return (hidden + product) * bounded
+
+
+class Both(nn.Linear):
+    def forward(self, x):
+        product = super().forward(x + 1.0)
+        return product, product.tanh()

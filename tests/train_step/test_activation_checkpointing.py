@@ -10,10 +10,12 @@ import ctypes
 import re
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from bench.train_step import bench_activation_checkpointing
 from tests.frameworks import apart
 from tests.train_step import steps
 from tests.train_step.steps import RESNET
@@ -178,6 +180,25 @@ def test_the_backward_pass_repeats_each_block_up_to_its_last_product(
     assert flops[1] == [flops[0][0], flops[0][1] + count * block]
 
 
+def test_recomputed_convolutions_count_as_recomputed(monkeypatch, kit, technique, models):
+    """In the proof of a user's row; its model has no other product."""
+    made = [
+        models.step_of(technique.apply_checkpointing(models.of_convolutions(), blocks=blocks))
+        for blocks in ("", "block")
+    ]
+    plain, recomputed = (SimpleNamespace(step=step) for step in made)
+    monkeypatch.setattr(bench_activation_checkpointing, "plain", lambda *_: plain)
+    impl = SimpleNamespace(kit=kit, blocks="block")
+    task = SimpleNamespace(model=SimpleNamespace(from_file=True))
+    work = SimpleNamespace(settings={"every": 1}, task=task)
+    batch = models.PICTURES, models.PICTURES
+    proof, fault = bench_activation_checkpointing.took_effect(impl, work, recomputed, batch)
+    assert fault is None
+    assert proof["repeated_products"] >= 1
+    _, fault = bench_activation_checkpointing.took_effect(impl, work, plain, batch)
+    assert fault == "repeated 0 products, not 1 or more"
+
+
 @PT
 def test_products_are_kept_and_the_rest_is_repeated(technique, models):
     """Dropout's masks too: the gradients are those of the plain model."""
@@ -301,6 +322,33 @@ def test_products_that_are_changed_in_place_are_refused_seen_by_torch_or_not(
     apply(technique, model, save_products=True)
     with pytest.raises(NotImplementedError, match="save_products: block '0' changes a"):
         model[0](models.torch.ones(2, 3, 4, requires_grad=True))
+
+
+@PT
+@pytest.mark.parametrize(
+    ("changed", "save_products", "refused"),
+    [
+        ("input", False, True),
+        ("input", True, True),
+        ("product", False, False),
+        ("product", True, True),
+    ],
+)
+def test_what_is_changed_in_place_after_a_block_is_refused_or_right(
+    technique, models, changed, save_products, refused
+):
+    gradients = []
+    for blocks in ("", "block"):
+        models.torch.manual_seed(0)
+        model = apply(technique, models.Shared(changed), blocks, save_products=save_products)
+        loss = model(models.X).sum()
+        if blocks and refused:
+            with pytest.raises(NotImplementedError, match=r"'block', .* is changed in place after"):
+                loss.backward()
+            return
+        loss.backward()
+        gradients.append([parameter.grad.numpy() for parameter in model.parameters()])
+    assert far(*gradients) < EXACT
 
 
 @PT

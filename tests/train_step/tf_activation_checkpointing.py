@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.train_step.tf_steps import dense, normal, unbuilt  # noqa: F401 - the tests take these
-from tf_impl import kit  # noqa: F401 - the tests take it
+from tf_impl import kit
 
 keras, layers = tf.keras, tf.keras.layers
 IMAGES = normal(6, 8)
@@ -159,3 +159,22 @@ def interleaved():
     for name in ("a.0", "b.0", "a.1", "b.1"):
         x = layers.Dense(8, name=name)(x)
     return keras.Model(inputs, x)
+
+
+PICTURES = tf.ones((2, 8, 8, 1))
+
+
+def of_convolutions():
+    """As a U-Net, which has no other product."""
+    inside = (
+        layers.Conv2D(4, 3, activation="relu", name="block.in"),
+        layers.Conv2D(4, 3, name="block.out"),
+    )
+    return keras.Sequential([keras.Input((8, 8, 1)), *inside, layers.Conv2D(1, 1, name="last")])
+
+
+def step_of(model):
+    def loss_fn(output, y):
+        return tf.reduce_mean(tf.square(output))
+
+    return kit.training.make_train_step(model, keras.optimizers.SGD(0.1), loss_fn)

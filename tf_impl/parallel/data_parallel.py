@@ -36,6 +36,7 @@ import tensorflow as tf
 from tf_impl.kit.calling import add_own_losses, call, layers, rows
 from tf_impl.kit.checks.data_parallel import (
     check_communication,
+    check_compiled,
     check_cores,
     check_data_parallel,
     check_dense,
@@ -167,8 +168,12 @@ def accumulated(
 
 
 def compiled(build) -> tuple:
-    """Forward and backward as one XLA program on each replica; the exchange stays outside."""
+    """Forward and backward as one XLA program on each replica; the exchange stays outside.
+
+    NotImplementedError is for a layer that looks up or hashes words.
+    """
     model, optimizer, loss_fn = apply_data_parallel(build)
+    check_compiled(model)
 
     @tf.function(jit_compile=True)
     def backward(x, y, share):

@@ -1,6 +1,7 @@
 """What activation checkpointing refuses: blocks that cannot run twice, and names of none."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
 
 import torch
@@ -47,6 +48,28 @@ def check_offload(inputs) -> None:
     leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     if any(leaf.device.type == "cpu" and leaf.requires_grad for leaf in leaves):
         raise NotImplementedError("offload: the activations of a block are on the host already")
+
+
+def check_unchanged(name: str) -> AbstractContextManager:
+    """Return a context that keeps what a block's second run has to find as it is now.
+
+    Raises NotImplementedError in the backward pass where it was changed in place after the block.
+    """
+
+    def keep(tensor: Tensor) -> tuple[Tensor, int]:
+        return tensor.detach() if tensor.requires_grad else tensor, tensor._version
+
+    def read(kept: tuple[Tensor, int]) -> Tensor:
+        tensor, version = kept
+        if tensor._version != version:
+            raise NotImplementedError(
+                f"an input of block {name!r}, or a product that is kept of it, is changed in place "
+                "after it, so that its second run would find another one: write h = h + 1 in the "
+                "place of h += 1"
+            )
+        return tensor
+
+    return torch.autograd.graph.saved_tensors_hooks(keep, read)
 
 
 def _find(model: nn.Module, blocks: str) -> dict[str, nn.Module]:

@@ -37,6 +37,18 @@ def check_optimizer(optimizer) -> None:
         )
 
 
+def check_compiled(model: tf.keras.Model) -> None:
+    """Raise NotImplementedError for a layer that looks up or hashes words."""
+    table = tf.saved_model.experimental.TrackableResource
+    words = tf.keras.layers.TextVectorization, tf.keras.layers.Hashing
+    for layer in model._flatten_layers():
+        if isinstance(layer, words) or any(isinstance(v, table) for v in vars(layer).values()):
+            raise NotImplementedError(
+                f"XLA has no kernel for what {layer.name!r} looks up or hashes: do it in the input"
+                " pipeline"
+            )
+
+
 def check_dense(gradients: list) -> None:
     """Raise NotImplementedError for sparse gradients, whose mean over replicas is no mean."""
     if any(isinstance(own, tf.IndexedSlices) for own in gradients):
