@@ -10,17 +10,19 @@ from importlib import import_module
 
 import msgspec
 import pytest
-from bench.harness.run_plan import techniques
 from markdown_it import MarkdownIt
 
-from bench import docs
-from bench.docs import command, instructions, tried
+from bench import docs, machines
+from bench.docs import command, differences, instructions, tried
+from bench.harness.run_plan import techniques
 from bench.ladders import climbing
 from bench.ladders import command as ladders
 from bench.ladders import record as climbs
 from bench.network import command as network
+from bench.port.catalogue import GROUPS
+from bench.port.causes import CATALOGUE
 from bench.record import DIFFERENT
-from bench.validation import attacked, controls_page, overhead
+from bench.validation import attacked, controls_page, overhead, reproducibility
 from tests.docs.commands import PROJECTED
 from tests.docs.pages import ROOT
 
@@ -46,6 +48,11 @@ def test_the_projection_is_what_its_records_give(monkeypatch):
     monkeypatch.chdir(ROOT)
     words = PROJECTED.partition(" network ")[2].split(" ")
     assert network.main([*words, "--page", "docs/across_hosts.md", "--check"]) == 0
+
+
+def test_the_page_of_machines_is_what_their_records_give():
+    """Make it again with: twinbench machines page."""
+    assert machines.main(["page", "--check"]) == 0
 
 
 def test_the_page_of_tried_models_has_each_of_them():
@@ -95,6 +102,7 @@ def levels() -> instructions.Levels:
         (controls_page, as_json),
         (overhead, as_json),
         (tried, lambda _: tried.read()),
+        (reproducibility, lambda _: reproducibility.read()),
         (instructions, lambda _: levels()),
     ],
     ids=lambda part: getattr(part, "__name__", ""),
@@ -116,6 +124,21 @@ def test_the_pages_of_techniques_are_what_the_code_gives(monkeypatch):
     """Make them again with: twinbench docs."""
     monkeypatch.setattr(docs, "pages", pages)  # made once
     assert docs.differing(docs.FOLDER) == []
+
+
+def test_the_page_of_differences_is_what_the_code_gives(tmp_path, monkeypatch, capsys):
+    """Make it again with: python -m bench.docs.differences."""
+    assert differences.main(["--check"]) == 0
+    monkeypatch.setattr(differences, "PAGE", tmp_path / "differences.md")
+    assert differences.main(["--check"]) == 1
+    assert "make it again with" in capsys.readouterr().err
+    assert differences.main([]) == 0
+    assert differences.main(["--check"]) == 0
+
+
+def test_each_cause_of_a_port_is_explained_once():
+    explained = [key for entries in GROUPS.values() for key in entries]
+    assert sorted(explained) == sorted(CATALOGUE)
 
 
 def test_a_page_that_is_old_missing_or_of_nothing_is_found(tmp_path, monkeypatch, capsys):
