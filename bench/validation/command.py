@@ -4,6 +4,7 @@
                                [--minutes N] [--resume FOLDER]
     twinbench validate simulate results/latest/validation.json | docs
     twinbench validate replay docs ...
+    twinbench validate reproduce A B C ... [--changed memory:B] [--publish | --check]
     twinbench validate disturbances [--kinds cores,disk] [--minutes N]
     twinbench validate leaks [--framework pt,tf] [--processes 10]
     twinbench validate overhead [--framework pt,tf] [--only gradient_clipping] [--processes 8]
@@ -13,7 +14,9 @@
 saves after each block of a match and ends with --minutes or Ctrl-C. --resume goes on where it
 stood. `simulate` resamples the noise of that, or of a record: how often an interval covers the
 truth, a verdict is wrong, a difference or a loss of accuracy is found. `replay` judges the
-comparisons of records as if their runs had ended early, or played fewer rounds. `disturbances`
+comparisons of records as if their runs had ended early, or played fewer rounds. `reproduce` asks
+whether runs of one class of machine agree: records, or revisions of docs/results.json; --changed
+names a figure that is measured in another way from a run on. `disturbances`
 plays pairs beside neighbours that disturb them: no verdict may be wrong. `leaks` keeps memory in
 steps and asks whether the watch calls that a leak. `overhead` times rows that have nothing to do
 against the plain step, and that against hand-written code, both in one process. `mutations` plants
@@ -42,6 +45,8 @@ from bench.validation import (
     mutations,
     overhead,
     replay,
+    reproduce,
+    reproducibility,
     simulate,
 )
 
@@ -79,6 +84,20 @@ def _parser() -> argparse.ArgumentParser:
     again.add_argument("--publish", action="store_true", help="make docs/attacked.md, of docs")
     past = command(_replay, "judge records as if their runs had ended early")
     past.add_argument("path", type=Path, nargs="+", help="a record, or its folder")
+    agree = command(_reproduce, "do runs of one class of machine agree?")
+    agree.add_argument(
+        "runs", metavar="run", nargs="+", help="a record, its folder, or a revision of docs"
+    )
+    agree.add_argument(
+        "--changed",
+        metavar="KIND:RUN",
+        action="append",
+        default=[],
+        help=f"measured in another way from these runs on; of {', '.join(reproduce.KINDS)}",
+    )
+    kept = agree.add_mutually_exclusive_group()
+    kept.add_argument("--publish", action="store_true", help="make docs/reproducibility.md of it")
+    kept.add_argument("--check", action="store_true", help="exit 1 if that page is another")
     bad = command(
         _disturbances, "play pairs while they are disturbed", "framework", "results", "minutes"
     )
@@ -214,6 +233,19 @@ def _replay(given: argparse.Namespace) -> int:
     if not replays:
         raise ValueError(f"no record has comparisons of {LOOKS[1]} blocks or more")
     print(replay.table(replays))
+    return 0
+
+
+def _reproduce(given: argparse.Namespace) -> int:
+    records = dict(map(reproduce.read, given.runs))
+    if len(records) < len(given.runs):
+        raise ValueError("a run is given twice, or two have one name")
+    changed = dict(kind.partition(":")[::2] for kind in given.changed)
+    changed = {kind: names.split(",") for kind, names in changed.items()}
+    made = reproduce.reproduced(records, changed)
+    if given.publish or given.check:
+        return reproducibility.put(made, check=given.check)
+    print(reproducibility.text(made), end="")
     return 0
 
 
