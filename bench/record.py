@@ -361,6 +361,23 @@ class Conditions(Base, frozen=True, kw_only=True, eq=False):
     seconds: dict[str, Number] = {}
 
 
+class Pass(Base, frozen=True, kw_only=True, eq=False):
+    """A block of each of some matches: when they were played, and how fast the machine was then.
+
+    `number`: of the block; a pass that was interrupted, or that got further matches, has several
+    entries. `again`: they were played once more, since the machine had changed; what they had
+    before is not kept, and that entry has no matches. `before`, `after`: FLOP/s of a sentinel, see
+    `bench.harness.speed`.
+    """
+
+    number: int
+    began: str
+    matches: list[int] = []
+    again: bool = False
+    before: Positive | None = None
+    after: Positive | None = None
+
+
 class TechniqueNotes(Base, frozen=True, kw_only=True, eq=False):
     """What is said of a technique."""
 
@@ -403,7 +420,8 @@ class Environment(Base, frozen=True, kw_only=True, eq=False):
     `cores`: how many cores the processors share that are used, as the system tells; `affinity`: how
     many processors a run may use; `quota`: how many it may fill. Measured, before anything is
     timed: `products`, of each framework and dtype in FLOP/s, `bandwidth` of memory in bytes/s, and
-    `chain`, operations that wait for one another, a second, see `bench.harness.speed`.
+    `chain`, operations that wait for one another, a second, see `bench.harness.speed`. `disturbed`:
+    the share of the cores that others took meanwhile.
     """
 
     cpu: str | None = None
@@ -433,6 +451,7 @@ class Environment(Base, frozen=True, kw_only=True, eq=False):
     products: dict[str, dict[str, Speed]] = {}
     bandwidth: Speed | None = None
     chain: Speed | None = None
+    disturbed: Number | None = None
     allocator: dict[str, Any] = {}
     devices: dict[str, str] = {}
     first_compile_s: dict[str, Positive] | None = None
@@ -461,6 +480,7 @@ class Record(Base, frozen=True, kw_only=True, eq=False):
     seconds: dict[str, Number | None] = {}
     matches: list[list[str]] = []
     blocks: list[Conditions] = []
+    passes: list[Pass] = []
 
 
 class _Version(Struct):

@@ -8,20 +8,51 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from math import floor, inf
 from pathlib import Path
 
 MOUNT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+THREADS = Path("/proc/self/task")
 
 
 def usable_threads() -> int:
     """Cores that this process may use: its affinity, cut to the groups' quota; at least one."""
-    if hasattr(os, "sched_getaffinity"):
-        count = len(os.sched_getaffinity(0))
-    else:
-        count = os.cpu_count() or 1
+    count = len(processors()) or os.cpu_count() or 1
     return max(1, floor(min(count, cpu_quota())))
+
+
+def processors() -> set[int]:
+    """The numbers of the processors that this process may run on; empty where none are told."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+
+@contextmanager
+def one_processor() -> Iterator[None]:
+    """All threads of this process run on one of its processors within it, and then as before.
+
+    Raises NotImplementedError where the system binds no threads to processors.
+    """
+    if not hasattr(os, "sched_getaffinity") or not THREADS.exists():
+        raise NotImplementedError("this system binds no threads to processors")
+    before = {thread: os.sched_getaffinity(thread) for thread in _threads()}
+    one = {min(os.sched_getaffinity(0))}
+    try:
+        _bind(dict.fromkeys(before, one))
+        yield
+    finally:
+        usual = before[os.getpid()]  # also of threads that began within
+        _bind({thread: before.get(thread, usual) for thread in _threads()})
+
+
+def _threads() -> list[int]:
+    return [int(path.name) for path in THREADS.iterdir()]
+
+
+def _bind(processors: dict[int, set[int]]) -> None:
+    for thread, allowed in processors.items():
+        with suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(thread, allowed)
 
 
 def cpu_quota() -> float:

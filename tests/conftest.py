@@ -14,7 +14,7 @@ from typing import TextIO
 import hypothesis
 import pytest
 
-from bench.harness import matches, plan
+from bench.harness import matches, plan, speed
 from bench.harness.plan import Effort
 from bench.harness.processes import TimeLimits
 from bench.harness.run import Run, Settings
@@ -176,7 +176,8 @@ def fakes_in_module():
 def measure(results_folder, tmp_path_factory):
     """Measure variants of a technique; returns the record and what led to it.
 
-    Every process of the run carries a mark of its own in its environment, `mark`.
+    Every process of the run carries a mark of its own in its environment, `mark`. `machine`:
+    functions of `bench.harness.speed` that take the place of those which measure it.
     """
 
     def run(
@@ -185,6 +186,7 @@ def measure(results_folder, tmp_path_factory):
         frameworks=("pt",),
         amount=ONE_BLOCK,
         limits=LIMITS,
+        machine=None,
         **settings,
     ) -> SimpleNamespace:
         every = cases_of(technique, "tests.harness.faulty", "default")
@@ -199,6 +201,8 @@ def measure(results_folder, tmp_path_factory):
             patch.setenv("FAKE_WARM_S", "0.005")
             for name, value in fake_plugin.ALL_ROUNDS.items():
                 patch.setattr(matches, name, value)
+            for name, measured in (fake_plugin.STEADY | (machine or {})).items():
+                patch.setattr(speed, name, measured)
             settings = Settings(results=results_folder, limits=limits, **settings)
             results = Run(made, settings, folder, said.append).measure()
         return SimpleNamespace(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from bench.analysis.values import MOST_OTHERS
 from bench.record import Environment, Speed
 
 # Speeds of one class differ by no more than this factor. Runs on eight machines of one kind
@@ -95,6 +96,7 @@ def sharing(environment: Environment) -> str | None:
     threads together compute at most `SHARED` of what so many cores would, and yet go through chains
     of operations that wait for one another as fast as so many cores: threads of one core share
     its units, and not their waiting. Where they do neither, they are given less time than is told.
+    Where other programs used the cores meanwhile, nothing is known.
     """
     threads, cores = environment.threads, environment.cores
     if not threads or threads == 1:
@@ -102,7 +104,7 @@ def sharing(environment: Environment) -> str | None:
     if cores and cores < threads:
         return f"{_count(threads)} threads of {_count(cores)} core{'s' * (cores > 1)}"
     computes, waits = gain(_best(environment)), gain(environment.chain)
-    if computes is None:
+    if computes is None or is_disturbed(environment):
         return None
     if computes > SHARED * threads:
         return f"{_count(threads)} cores"
@@ -112,6 +114,11 @@ def sharing(environment: Environment) -> str | None:
         cores = max(1, round(threads / 2))
         return f"{_count(threads)} threads of {_count(cores)} core{'s' * (cores > 1)}"
     return f"{_count(threads)} processors with the time of {_count(round(computes))}"
+
+
+def is_disturbed(environment: Environment) -> bool:
+    """Whether others took more of the cores, while the machine was measured, than figures allow."""
+    return (environment.disturbed or 0) > MOST_OTHERS
 
 
 def gain(speed: Speed | None) -> float | None:
@@ -216,15 +223,20 @@ def _agree(old: object, new: object) -> bool:
     return old in UNKNOWN or new in UNKNOWN or old == new
 
 
+def same_speed(a: float, b: float) -> bool:
+    """Whether two speeds are those of one class."""
+    return max(a, b) <= SAME_SPEED * min(a, b)
+
+
 def _factor(old: float | None, new: float | None) -> float | None:
     """The new speed over the old one, where they are not of one class."""
-    if not old or not new or max(old, new) <= SAME_SPEED * min(old, new):
-        return None
-    return new / old
+    return None if not old or not new or same_speed(old, new) else new / old
 
 
 def _speeds_apart(a: Environment, b: Environment) -> list[str]:
     """The dtypes in which the machines are not equally fast, in sentences."""
+    if is_disturbed(a) or is_disturbed(b):
+        return []
     said = []
     for dtype in ("float32", "bfloat16"):
         old, new = product(a, dtype), product(b, dtype)

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from bench import record
-from bench.record import Artifact, Metric, Number
+from bench.record import Artifact, Metric, Number, Speed
 
 Losses = list[Number | None]
 
@@ -27,13 +27,13 @@ class Configured(Answer, frozen=True, kw_only=True):
 
 
 class Described(Answer, frozen=True, kw_only=True):
-    """A framework: versions, device, and the best matrix product of each dtype in FLOP/s."""
+    """A framework: versions, device, and its best products of each dtype in FLOP/s."""
 
     versions: dict[str, str | None]
     device: str
     device_info: dict[str, Any] | None
     python: str
-    matmul_flops: dict[str, Number]
+    products: dict[str, Speed]
     keeps_freed_memory: bool | None
 
 

@@ -6,14 +6,15 @@ import re
 
 import msgspec
 
-from bench.harness import isolated_measurements, machine
+from bench.analysis import machine_class
+from bench.harness import isolated_measurements, machine, speed
 from bench.harness import state as states
 from bench.harness.plan import FRAMEWORKS, SEED, Case, Framework
 from bench.harness.processes import Failed, Processes, Unsupported
 from bench.harness.run_plan import Plan
 from bench.harness.state import RunState
 from bench.harness.worker import on_cpu
-from bench.record import Environment
+from bench.record import Attempt, Environment, Speed
 
 ORDER = "starts: balanced Latin square; rounds: random; another for each match"
 
@@ -32,7 +33,8 @@ def describe(
 ) -> tuple[Environment, dict[str, str]]:
     """The whole environment, for which each framework is asked; why one can't be imported."""
     missing: dict[str, str] = {}
-    peaks: dict[str, float] = {}
+    products: dict[str, dict[str, Speed]] = {}
+    watch = machine.Watch()
     packages, devices, gpu = dict(environment.packages), {}, None
     allocator: dict = {"settings": machine.TUNED_ALLOCATOR}
     for name in dict.fromkeys(case.framework for case in plan.every):
@@ -45,12 +47,36 @@ def describe(
         devices[name], allocator[name] = described.device, described.keeps_freed_memory
         if not on_cpu(described.device):
             gpu = described.device_info
-        for dtype, flops in described.matmul_flops.items():
-            peaks[dtype] = max(peaks.get(dtype, 0.0), flops)
+        products[name] = described.products
+    threads, processor = environment.threads, environment.processor
+    cache = max(processor.caches.values(), default=0) if processor else 0
     whole = environment.but(
-        packages=packages, devices=devices, gpu=gpu, allocator=allocator, peak_flops=peaks
+        packages=packages,
+        devices=devices,
+        gpu=gpu,
+        allocator=allocator,
+        products=products,
+        peak_flops=_peaks(products),
+        bandwidth=speed.bandwidth(threads, cache),
+        chain=speed.chain(threads),
+        disturbed=_disturbed(watch.stop()),
     )
     return whole, missing
+
+
+def _peaks(products: dict[str, dict[str, Speed]]) -> dict[str, float]:
+    """The best product of each dtype in which rows are computed, of either framework."""
+    peaks: dict[str, float] = {}
+    for speeds in products.values():
+        for dtype in ("float32", "bfloat16"):
+            if dtype in speeds:
+                peaks[dtype] = max(peaks.get(dtype, 0.0), speeds[dtype].all)
+    return peaks
+
+
+def _disturbed(meanwhile: Attempt) -> float | None:
+    """The share of the cores that others took, or the machine's host."""
+    return max(filter(None, (meanwhile.others, meanwhile.stolen)), default=meanwhile.others)
 
 
 def check_same(state: RunState, environment: Environment) -> None:
@@ -58,6 +84,9 @@ def check_same(state: RunState, environment: Environment) -> None:
     if not state.described:  # it ended before it had measured anything
         state.code = states.code()
         return
+    if not machine_class.same_class(state.environment, environment):
+        apart = machine_class.differences(state.environment, environment)
+        raise OtherConditions(f"begun on another machine: {'; '.join(apart)}")
     before = {"code": state.code} | msgspec.to_builtins(state.environment)
     now = {"code": states.code()} | msgspec.to_builtins(environment)
     if others := states.differences(before, now):

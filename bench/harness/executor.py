@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from math import log
 
-from bench.harness import isolated_measurements, machine
+from bench.analysis import machine_class, passes
+from bench.harness import isolated_measurements, machine, speed
 from bench.harness.conditions import refuse
 from bench.harness.isolated_measurements import Measurement, Trained
 from bench.harness.matches import Match, parent_key, start_order
@@ -21,8 +23,10 @@ from bench.harness.scheduler import (
     Scheduler,
     Step,
 )
+from bench.record import Pass
 
 SIDE_BY_SIDE = 4  # contenders at most that start at once
+TRIES, PAUSE_S = 3, 1.0  # of a sentinel, before the machine counts as changed
 
 
 class Executor:
@@ -54,10 +58,39 @@ class Executor:
     # Passes -------------------------------------------------------------------------------------
 
     def play_pass(self, block: int) -> None:
-        """A block of every match that lacks it; they share their parents."""
-        matches, scheduler = self.scheduler.lacking(block), self.scheduler
+        """A block of every match that lacks it, once more where the machine changed meanwhile."""
+        matches = self.scheduler.lacking(block)
         if not matches:
             return
+        played = self._watched_pass(block, matches)
+        if passes.changed(played) and self.scheduler.plays_again(matches):
+            self.recorder.say(f"pass {block + 1}", "again, as the machine's speed changed")
+            self.state.drop_pass()
+            self._watched_pass(block, self.scheduler.lacking(block), again=True)
+        is_first_look = block + 1 == self.plan.amount.first_look
+        reached = "intervals" if is_first_look else "first_table"
+        self.recorder.show_table(reached, cut=self.scheduler.cut)
+
+    def _watched_pass(self, block: int, matches: list[NumberedMatch], again: bool = False) -> Pass:
+        """Play a pass between two looks at how fast the machine is."""
+        last = next((p.after for p in reversed(self.state.watched) if p.after), None)
+        before = self._speed(last)
+        self.state.begin_pass(block, before, again=again)
+        self._play_matches(block, matches)
+        return self.state.end_pass(self._speed(before))
+
+    def _speed(self, before: float | None) -> float:
+        """The machine's speed; where it is not as before, the nearest to that of three tries."""
+        with self.recorder.part("sentinel"):
+            tries = [speed.sentinel(self.threads)]
+            while before and len(tries) < TRIES and not machine_class.same_speed(before, tries[-1]):
+                time.sleep(PAUSE_S)
+                tries.append(speed.sentinel(self.threads))
+        return min(tries, key=lambda found: abs(log(found / (before or found))))
+
+    def _play_matches(self, block: int, matches: list[NumberedMatch]) -> None:
+        """One block of each of these matches; they share their parents."""
+        scheduler = self.scheduler
         self._start_parents(block, matches)
         done = 0
         while matches:
@@ -73,9 +106,6 @@ class Executor:
                     free = machine.free_memory()
                     matches += scheduler.split(match, block, left_out, free)
         self.processes.stop_parents()
-        is_first_look = block + 1 == self.plan.amount.first_look
-        reached = "intervals" if is_first_look else "first_table"
-        self.recorder.show_table(reached, cut=scheduler.cut)
 
     def _start_parents(self, block: int, matches: list[NumberedMatch]) -> None:
         """Start the parents of a pass; the cases of one that can't be started fail."""

@@ -29,7 +29,7 @@ from bench.harness.processes import (
 )
 from bench.record import Artifact, Metric, Number
 
-PEAK_DTYPES = ("float32", "bfloat16")
+PEAK_DTYPES = ("float32", "bfloat16", "int8")
 SIDE_BY_SIDE = 4  # processes at most that import their framework at once
 
 
@@ -79,7 +79,7 @@ class Trained(Struct, kw_only=True):
 
 
 def describe(processes: Processes, framework: str, threads: int) -> Described:
-    """A framework's versions, device and best matrix product; `Failed` if it can't be imported.
+    """A framework's versions, device and best products; `Failed` if it can't be imported.
 
     It runs freshly executed, under the interpreter that the run will use.
     """

@@ -11,11 +11,13 @@ import signal
 import sys
 import time
 from importlib import metadata
+from math import inf
 from pathlib import Path
 
 import psutil
 
 from bench.analysis.values import MOST_OTHERS
+from bench.harness import processor
 from bench.harness.energy import Meter
 from bench.record import Attempt, Environment
 from shared import cgroups
@@ -160,17 +162,22 @@ def overruled(threads: int, keras_backend: str | None) -> list[str]:
 
 def describe(threads: int) -> Environment:
     """The machine, as far as no framework is asked."""
-    cpu, flags = _cpu()
+    entries = processor.told()
+    allowed = cgroups.processors()
+    quota = cgroups.cpu_quota()
     governor = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     return Environment(
-        cpu=cpu,
-        isa=[
-            f for f in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16") if f in flags
-        ],
+        cpu=entries.get("model name") or platform.processor() or platform.machine(),
+        isa=processor.instructions(entries),
         isa_limits={name: os.environ[name] for name in ISA_LIMITS if name in os.environ},
         physical_cores=psutil.cpu_count(logical=False),
         logical_cores=psutil.cpu_count(),
         threads=threads,
+        processor=processor.processor(entries),
+        cores=processor.cores(allowed),
+        affinity=len(allowed) or None,
+        quota=None if quota == inf else quota,
+        hypervisor=processor.hypervisor(entries),
         memory_bytes=psutil.virtual_memory().total,
         os=platform.platform(),
         governor=governor.read_text().strip() if governor.exists() else None,
@@ -181,17 +188,6 @@ def describe(threads: int) -> Environment:
         energy=Meter().names,
         packages={"bench": {name: _version(name) for name in BENCH_PACKAGES}},
     )
-
-
-def _cpu() -> tuple[str, set[str]]:
-    """The processor's name and its instruction set flags (flags on Linux only)."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine(), set()
-    found = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
-    found = {key.strip(): value.strip() for key, value in found.items()}
-    return found.get("model name", platform.machine()), set(found.get("flags", "").split())
 
 
 def _version(package: str) -> str | None:

@@ -9,6 +9,7 @@ from collections import Counter
 
 import msgspec
 
+from bench.analysis import passes
 from bench.analysis.analyse import analyse
 from bench.harness.plan import Case, Technique
 from bench.harness.run_plan import Plan
@@ -32,7 +33,7 @@ def whole(plan: Plan, state: RunState) -> Record:
 
 def measured(plan: Plan, state: RunState) -> Record:
     """Everything that was measured, and nothing that is derived."""
-    amount = plan.amount
+    amount, left_out = plan.amount, passes.left_out(state.watched)
     return Record(
         schema_version=SCHEMA_VERSION,
         command=state.command,
@@ -50,7 +51,8 @@ def measured(plan: Plan, state: RunState) -> Record:
         tasks={name: _facts(task) for name, task in TASKS.items()},
         matches=state.matches,
         blocks=sorted(state.conditions, key=lambda found: (found.match, found.block)),
-        cases=[_case(plan, state, case) for case in plan.every],
+        passes=state.watched,
+        cases=[_case(plan, state, case, left_out) for case in plan.every],
         comparisons=[],
     )
 
@@ -67,10 +69,10 @@ def _facts(task) -> TaskFacts:
     return TaskFacts(**{name: getattr(task, name) for name in TaskFacts.__struct_fields__})
 
 
-def _case(plan: Plan, state: RunState, case: Case) -> Row:
+def _case(plan: Plan, state: RunState, case: Case, left_out: set[tuple[int, int]]) -> Row:
     """What was measured of a case, and what must be known of it to compare it.
 
-    What it shows of another's, that one holds.
+    What it shows of another's, that one holds. `left_out`: the blocks whose samples do not count.
     """
     technique, variant, task = plan.techniques[case.technique], case.variant, case.task
     of_case, program = state.cases[case.id], plan.shown[case.id]
@@ -101,7 +103,7 @@ def _case(plan: Plan, state: RunState, case: Case) -> Row:
         status=of_case.status,
         reason=of_case.reason,
         program=program,
-        timing=Timing(step_s=_samples(blocks)),
+        timing=Timing(step_s=_samples(blocks, left_out)),
         blocks=[played.as_record() for played in blocks if played.losses],
         cold_starts=[start.as_record() for start in of_case.cold_starts],
         accuracy=Accuracy(metric=task.metric, per_seed=trained.per_seed) if of_case.seeds else None,
@@ -114,11 +116,11 @@ def _case(plan: Plan, state: RunState, case: Case) -> Row:
     )
 
 
-def _samples(blocks: list) -> dict[str, dict[str, list[float]]]:
+def _samples(blocks: list, left_out: set[tuple[int, int]]) -> dict[str, dict[str, list[float]]]:
     """Seconds a step, by match and block."""
     samples: dict[str, dict[str, list[float]]] = {}
     for played in blocks:
-        if played.samples:
+        if played.samples and (played.match, played.block) not in left_out:
             samples.setdefault(str(played.match), {})[str(played.block)] = played.samples
     return samples
 

@@ -154,6 +154,13 @@ class Scheduler:
         ends = any(self.in_time(durations.of_pass([match.cases])) for match in matches)
         return matches if ends else []
 
+    def plays_again(self, matches: list[NumberedMatch]) -> bool:
+        """Whether a pass under which the machine changed is played again: a run of one block has
+        no intervals to keep, and there must be time for all its matches."""
+        seconds = self.plan.durations.of_pass([match.cases for match in matches])
+        several = self.plan.amount.blocks > 1
+        return several and self.clock() + seconds <= self.deadline - WRITING_S
+
     def _numbered(self, number: int, block: int) -> NumberedMatch:
         """Those of the second block start one by one, for their first calls.
 

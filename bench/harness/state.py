@@ -22,7 +22,7 @@ from bench.harness.folders import replace_file
 from bench.harness.isolated_measurements import Trained
 from bench.harness.matches import Played
 from bench.harness.plan import Case
-from bench.record import Conditions, Environment, Metric
+from bench.record import Conditions, Environment, Metric, Pass
 
 FILE = "state.json"
 VERSION = 4
@@ -34,8 +34,8 @@ MEASURED_BY = (
     "bench/probes",
     "bench/*/bench_*.py",
 )
-# What may differ when a run is taken up: figures, not conditions.
-VOLATILE = ("load", "peak_flops", "first_compile_s")
+# What may differ when a run is taken up: figures, which `machine_class` judges, not conditions.
+VOLATILE = ("load", "peak_flops", "first_compile_s", "products", "bandwidth", "chain", "disturbed")
 
 
 class Asked(Struct, frozen=True, kw_only=True):
@@ -94,7 +94,8 @@ class RunState(Struct, kw_only=True):
 
     `code`: a hash of the source that measures. `passes`: the numbers of the matches that each pass
     plays; pass n plays block n. `left`: the ids of those who left. `settled`: the settings of rows
-    that were decided by others. `conditions`: of each block that was played to its end.
+    that were decided by others. `conditions`: of each block that was played to its end. `watched`:
+    each pass as it was played, with the speed of the machine around it.
     """
 
     state_version: int = VERSION
@@ -115,6 +116,7 @@ class RunState(Struct, kw_only=True):
     passes: list[list[int]] = []
     left: set[str] = set()
     conditions: list[Conditions] = []
+    watched: list[Pass] = []
 
     @property
     def played(self) -> set[tuple[int, int]]:
@@ -141,6 +143,27 @@ class RunState(Struct, kw_only=True):
             if result.status != "OK":
                 case.fail(result.status, result.reason)
         self.conditions.append(conditions)
+        if self.watched and self.watched[-1].number == conditions.block:
+            current = self.watched[-1]
+            self.watched[-1] = current.but(matches=[*current.matches, conditions.match])
+
+    def begin_pass(self, number: int, speed: float, again: bool = False) -> None:
+        """Note when a pass begins, and how fast the machine is then."""
+        self.watched.append(Pass(number=number, began=_now(), before=speed, again=again))
+
+    def end_pass(self, speed: float) -> Pass:
+        """Note how fast the machine is when a pass has ended; the pass."""
+        self.watched[-1] = self.watched[-1].but(after=speed)
+        return self.watched[-1]
+
+    def drop_pass(self) -> None:
+        """Forget the blocks that the last pass played."""
+        last = self.watched[-1]
+        gone = {(match, last.number) for match in last.matches}
+        for case in self.cases.values():
+            case.blocks = [b for b in case.blocks if (b.match, b.block) not in gone]
+        self.conditions = [c for c in self.conditions if (c.match, c.block) not in gone]
+        self.watched[-1] = last.but(matches=[])
 
     def spend(self, part: str, seconds: float) -> None:
         """Note what a part of the run took."""
@@ -152,10 +175,14 @@ def new(cases: list[Case], **fields: Any) -> RunState:
     return RunState(
         **fields,
         process=this_process(),
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        started=_now(),
         seconds={"total": 0.0, "first_table": None, "intervals": None},
         cases={case.id: CaseState() for case in cases},
     )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def save(state: RunState, folder: Path) -> None:

@@ -30,6 +30,7 @@ from bench.harness.answers import Built, Configured, Described, Probed, Proof
 from bench.harness.folders import written_once
 from bench.harness.memory_operations import MemoryOperations
 from bench.harness.plan import CaseMessage, Work
+from bench.harness.products import best_products
 from bench.harness.sizes import model_size
 from bench.harness.timing import Timing
 from bench.harness.user_model import KIT, Checking, Side
@@ -105,16 +106,14 @@ class Operations(Timing, MemoryOperations, Training, Checking):
         return Configured(threads=counts, keeps_freed_memory=memory.keeps_freed_memory())
 
     def _op_describe(self, dtypes: list[str]) -> Described:
-        """Versions, device, and the best matrix product of each dtype in FLOP/s."""
+        """Versions, device, and the best product of each dtype in FLOP/s."""
         runtime = self.kit.runtime
-        size = 1024 if on_cpu(runtime.device()) else 8192
-        best = {d: runtime.matmul_flops(size=size, dtype=d, seconds=1.0) for d in dtypes}
         return Described(
             versions=runtime.versions(),
             device=runtime.device(),
             device_info=runtime.device_info(),
             python=sys.version.split()[0],
-            matmul_flops=best,
+            products=best_products(runtime, dtypes, on_cpu=on_cpu(runtime.device())),
             keeps_freed_memory=memory.keeps_freed_memory(),
         )
 

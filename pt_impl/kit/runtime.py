@@ -47,6 +47,14 @@ def same_threads() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Operators compute on one thread within it."""
+    with same_threads():
+        torch.set_num_threads(1)
+        yield
+
+
 def set_seed(seed: int) -> None:
     """Begin all random numbers anew: Python's, NumPy's and PyTorch's, such as dropout's."""
     random.seed(seed)
@@ -252,14 +260,34 @@ def _is_compiled(part) -> bool:
 
 
 def matmul_flops(*, size: int, dtype: str, seconds: float) -> float:
-    """Best FLOP/s of square products of `size` in `dtype`, seen in about `seconds`."""
-    a, b = (torch.randn(size, size, device=device()).to(getattr(torch, dtype)) for _ in range(2))
-    out = torch.mm(a, b)
+    """Best FLOP/s of square products of `size` in `dtype`, seen in about `seconds`.
+
+    Those of int8 are of unsigned and signed integers, as quantized layers compute them.
+    """
+    multiply = _int8_product(size) if dtype == "int8" else _product(size, dtype)
+    multiply()
     synchronize()
     best = float("inf")
     deadline = perf_counter() + seconds
     while (start := perf_counter()) < deadline or best == float("inf"):
-        torch.mm(a, b, out=out)
+        multiply()
         synchronize()
         best = min(best, perf_counter() - start)
     return 2 * size**3 / best
+
+
+def _product(size: int, dtype: str) -> Callable[[], object]:
+    a, b = (torch.randn(size, size, device=device()).to(getattr(torch, dtype)) for _ in range(2))
+    out = torch.mm(a, b)
+    return lambda: torch.mm(a, b, out=out)
+
+
+def _int8_product(size: int) -> Callable[[], object]:
+    if device() != "cpu":
+        a, b = (torch.ones(size, size, dtype=torch.int8, device=device()) for _ in range(2))
+        return lambda: torch._int_mm(a, b)
+    onednn, shape = torch.ops.onednn, (size, size)
+    weights = onednn.qlinear_prepack(torch.ones(shape, dtype=torch.int8), list(shape))
+    x, scales = torch.ones(shape, dtype=torch.uint8), torch.ones(size)
+    zeros, plain = torch.zeros(size, dtype=torch.int64), (torch.float32, "none", [], "")
+    return lambda: onednn.qlinear_pointwise(x, 1.0, 0, weights, scales, zeros, None, 1.0, 0, *plain)

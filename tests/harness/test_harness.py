@@ -1459,7 +1459,8 @@ def test_describe_says_what_is_there(started):
     found = isolated_measurements.describe(started, "pt", threads=1)
     assert found.versions["numpy"]
     assert found.device == "cpu"
-    assert found.matmul_flops == {"float32": 4e9, "bfloat16": 8e9}
+    speeds = {dtype: (speed.one, speed.all) for dtype, speed in found.products.items()}
+    assert speeds == {"float32": (4e9, 4e9), "bfloat16": (8e9, 8e9), "int8": (1.6e10, 1.6e10)}
     assert found.python == sys.version.split()[0]
 
 
@@ -1467,7 +1468,8 @@ def test_describe_says_what_is_there(started):
 def test_a_product_that_there_is_not_leaves_the_other(started, monkeypatch, how):
     monkeypatch.setenv(how, "bfloat16")
     found = isolated_measurements.describe(started, "pt", threads=1)
-    assert found.matmul_flops == {"float32": 4e9}
+    assert found.products["float32"].all == 4e9
+    assert "bfloat16" not in found.products
 
 
 def cold_starts(started, cases, data):

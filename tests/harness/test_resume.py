@@ -18,7 +18,7 @@ from msgspec import structs, to_builtins
 
 from bench.analysis.cases import LIFETIMES
 from bench.analysis.reading import load
-from bench.harness import conditions, executor, isolated_measurements, remaining, run, state
+from bench.harness import conditions, executor, isolated_measurements, remaining, run, speed, state
 from bench.harness.answers import ColdStart, Configured, Described, Probed, Proof
 from bench.harness.conditions import OtherConditions
 from bench.harness.durations import Durations
@@ -30,10 +30,10 @@ from bench.harness.run import Run, Settings
 from bench.harness.run_plan import Plan
 from bench.harness.scheduler import WRITING_S
 from bench.harness.selection import cases_of
-from bench.record import Metric, encode
+from bench.record import Attempt, Metric, Speed, encode
 from tests.harness import command_line
 from tests.harness.command_line import ROOT, blocks, interrupt
-from tests.harness.fake_plugin import HOLD
+from tests.harness.fake_plugin import HOLD, STEADY
 from tests.records import as_read, find_case
 
 pytestmark = pytest.mark.timeout(240)
@@ -150,7 +150,7 @@ DESCRIBED = Described(
     device="cpu",
     device_info=None,
     keeps_freed_memory=True,
-    matmul_flops={"float32": 1e9},
+    products={"float32": Speed(one=1e9, all=1e9)},
 )
 
 
@@ -166,6 +166,9 @@ def install(patch, made):
         "train": made.train,
     }.items():
         patch.setattr(isolated_measurements, name, value)
+    for name, steady in STEADY.items():
+        patch.setattr(speed, name, steady)
+    patch.setattr(conditions.machine, "Watch", lambda: SimpleNamespace(stop=Attempt))
     patch.setattr(Processes, "start_parents", lambda self, keys: {})
     patch.setattr(run.datasets, "materialise", lambda *_: Path("nowhere"))
     return made
@@ -205,6 +208,7 @@ def measured(record):
             resumed=[],
             seconds={},
             environment=record.environment.but(load=None),
+            passes=[],
             cases=[case.but(seconds={}) for case in record.cases],
             blocks=[block.but(load=None) for block in record.blocks],
         )
@@ -499,12 +503,10 @@ def changed(*place, file="state.json", **values):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (changed("environment", cpu="another"), "cpu was another, is "),
-        (changed("environment", threads=99), "threads was 99, is "),
+        (changed("environment", onednn="0"), "onednn was 0, is "),
         (changed("environment", "packages", "tf", numpy="1"), "packages tf numpy was 1, is 2"),
         (changed("environment", "allocator", pt=False), "allocator pt was False, is True"),
         (changed("environment", "devices", pt="cuda:0"), "devices pt was cuda:0, is cpu"),
-        (changed("environment", gpu={"name": "some"}), "gpu name was some, is unknown"),
         (changed(code="0123"), "code was 0123, is "),
     ],
 )
@@ -522,11 +524,35 @@ def test_other_conditions_are_refused_by_name(interrupted, made_up, monkeypatch,
     assert {p.name: p.read_bytes() for p in interrupted.iterdir() if p.is_file()} == before
 
 
+SLOW = {"float32": 5e8}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (changed("environment", cpu="another"), "the processor is "),
+        (changed("environment", threads=99), "the number of threads is "),
+        (changed("environment", gpu={"name": "some"}), "it computes on the CPU, on some before"),
+        (changed("environment", peak_flops=SLOW, products={}), "the new machine computes twice as"),
+    ],
+)
+def test_a_machine_of_another_class_is_refused_by_what_differs(
+    interrupted, made_up, monkeypatch, change, said
+):
+    change(interrupted)
+    made = made_up()
+    with pytest.raises(OtherConditions) as refused:
+        take_up(interrupted, monkeypatch).measure()
+    assert str(refused.value).startswith("begun on another machine: ")
+    assert said in str(refused.value)
+    assert made.done == []
+
+
 def test_load_and_peaks_may_differ_and_stand_as_they_were(interrupted, made_up, monkeypatch, whole):
     before = load(interrupted).environment
     made_up()
     monkeypatch.setattr(conditions.machine.psutil, "getloadavg", lambda: (77.0, 0, 0))
-    faster = structs.replace(DESCRIBED, matmul_flops={"float32": 3e9})
+    faster = structs.replace(DESCRIBED, products={"float32": Speed(one=1.2e9, all=1.2e9)})
     monkeypatch.setattr(isolated_measurements, "describe", lambda *_: faster)
     after = take_up(interrupted, monkeypatch).measure()
     assert to_builtins(as_read(after).environment) == to_builtins(before)
@@ -673,8 +699,8 @@ def test_a_run_on_another_machine_is_refused_and_left_as_it_was(run, stopped, tm
     found = run(f"--results={tmp_path}", f"--resume={folder}")
     assert found.status == pytest.ExitCode.USAGE_ERROR
     (line,) = [line for line in found.err.splitlines() if line.startswith("ERROR")]
-    assert "cpu was another, is" in line
-    assert "threads was 99, is" in line
+    assert "the processor is " in line
+    assert "the number of threads is " in line
     assert "Traceback" not in found.out + found.err
     assert (folder / "results.json").read_bytes() == before
 

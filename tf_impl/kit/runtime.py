@@ -23,6 +23,8 @@ from tensorflow.compiler.xla.service import hlo_pb2
 from tensorflow.python.eager import context
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
+from shared import cgroups
+
 
 def configure(*, threads: int, seed: int) -> dict[str, int]:
     """Set threads, seeds and float32 arithmetic; return the thread counts that were read back.
@@ -64,6 +66,16 @@ def same_threads() -> Iterator[None]:
         if _threads() != before:
             tf.config.threading.set_intra_op_parallelism_threads(before["intra_op"])
             tf.config.threading.set_inter_op_parallelism_threads(before["inter_op"])
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Operations compute on one processor within it: the pool keeps its threads.
+
+    Raises NotImplementedError where the system binds no threads to processors.
+    """
+    with cgroups.one_processor():
+        yield
 
 
 def set_seed(seed: int) -> None:
@@ -270,10 +282,14 @@ def _closed_over(step: Callable) -> list:
 
 
 def matmul_flops(*, size: int, dtype: str, seconds: float) -> float:
-    """Best FLOP/s of square products of `size` in `dtype`, seen in about `seconds`."""
+    """Best FLOP/s of square products of `size` in `dtype`, seen in about `seconds`.
+
+    Those of int8 add up in int32.
+    """
     with tf.device(device()):
         a, b = (tf.cast(tf.random.normal((size, size)), dtype) for _ in range(2))
-    product = tf.function(tf.linalg.matmul)
+    given = {"output_type": tf.int32} if dtype == "int8" else {}
+    product = tf.function(lambda a, b: tf.linalg.matmul(a, b, **given))
     product(a, b)
     synchronize()
     best = float("inf")
