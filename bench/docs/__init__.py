@@ -250,6 +250,11 @@ def _modules(node: ast.ImportFrom) -> list[str]:
     return [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
 
 
+def section(title: str, technique: Technique) -> dict:
+    """A section of `SECTIONS` as both files of a technique have it: "title", and "parts"."""
+    return _section(title, [_side(name, technique) for name in FRAMEWORKS])
+
+
 def _section(title: str, sides: list[Side]) -> dict:
     """A section of both docstrings."""
     texts = [_sentence(side.sections[title]) for side in sides]

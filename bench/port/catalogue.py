@@ -1,7 +1,7 @@
 """What both frameworks do where they are known to differ: the texts of docs/differences.md.
 
 Keys are those of `causes.CATALOGUE`, which holds what `twinbench port` answers in one line; here
-stands what a reader looks up. `python -m bench.port.differences` makes the page of both.
+stands what a reader looks up. `python -m bench.docs.differences` makes the page of both.
 """
 
 from __future__ import annotations
