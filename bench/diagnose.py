@@ -27,8 +27,8 @@ from pathlib import Path
 from bench.analysis.questions import Remedy, remedies
 from bench.analysis.reading import load
 from bench.analysis.table import level
-from bench.doctor.files import check_make, framework_of, read
 from bench.doctor import command as doctor
+from bench.doctor.files import check_make, framework_of, read
 from bench.doctor.gains import newest, sentence, shown
 from bench.harness import machine
 from bench.harness.run_plan import remedying

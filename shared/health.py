@@ -32,8 +32,8 @@ FEWEST_SAMPLES = 8  # of a batch: with fewer, calls do not tell whether rows are
 FEWEST_POSITIONS = 8  # of a sequence: in shorter rows an end of equal values is no padding
 NO_TARGET = -100  # what both frameworks' users mark positions with that have no target
 PRODUCT, PRODUCT_S = 512, 0.2  # rows and columns of a timed product, and for how long it is timed
-TIMED = 5  # calls of each of two alternatives, in turns
-MOST_TIMED_S = 2.0
+# Calls that are timed: of short ones many, since other programs slow most of them.
+FEWEST_TURNS, MOST_TURNS, MOST_TIMED_S = 3, 50, 1.5
 NEW_SHAPES = 3  # whose first step is timed
 
 
@@ -246,13 +246,13 @@ def in_turns(*functions: Callable) -> list[float]:
     best, start = [float("inf")] * len(functions), time.perf_counter()
     for function in functions:
         function()
-    for _ in range(TIMED):
+    for turn in range(MOST_TURNS):
+        if turn >= FEWEST_TURNS and time.perf_counter() - start > MOST_TIMED_S:
+            break
         for place, function in enumerate(functions):
             begun = time.perf_counter()
             function()
             best[place] = min(best[place], time.perf_counter() - begun)
-        if time.perf_counter() - start > MOST_TIMED_S:
-            break
     return best
 
 

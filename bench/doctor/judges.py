@@ -29,7 +29,7 @@ BY_CODE = {
     "tf": "tf.config.threading.set_intra_op_parallelism_threads({})",
 }
 OFF = ("", "0", "false", "no", "off")
-SLOWER = 1.15  # times the time, from which denormal numbers cost something
+SLOWER = 1.3  # times the time, from which denormal numbers cost something
 SLOW_MODE = 1.2
 FEW_DENORMALS = 1e-4  # of all values: with fewer they are chance
 PADDED, MOST_SHAPES = 0.25, 2
