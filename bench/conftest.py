@@ -459,8 +459,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def _plan(cases: dict[str, list[Case]], state: State) -> Plan:
     """The plan of these cases on this machine, as earlier runs found it."""
     settings = state.settings
-    here, rounds = machine.describe(machine.usable_threads()), settings.amount.rounds
-    durations = learned(settings.results, here, rounds)
+    here = (
+        state.begun.record.environment
+        if state.begun
+        else machine.describe(machine.usable_threads())
+    )
+    durations = learned(settings.results, here, settings.amount.rounds)
     every = [case for of_technique in cases.values() for case in of_technique]
     durations.note_alone(every)
     if state.model:

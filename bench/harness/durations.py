@@ -1,7 +1,7 @@
 """How long parts of a run take, and how much memory: as earlier runs found it.
 
-A plan asks by case. What no earlier record of this machine in the results folder knows, the
-published record tells, or else what its row took at other work, or others of its technique in its
+A plan asks by case. What no earlier record of this class of machine in the results folder knows,
+the published record tells, or else what its row took at other work, or others of its technique in its
 framework, or what was usual on two cores.
 """
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from bench.analysis.machine_class import same_class
 from bench.analysis.reading import load
 from bench.harness.plan import ROUNDS, Case
 from bench.record import Environment, Record
@@ -22,7 +23,6 @@ PUBLISHED = Path(__file__).resolve().parents[2] / "docs" / "results.json"
 USUAL_S = {"block": 1.9, "cold": 2.5, "probe": 8.0, "training": 0.8}
 USUAL_BYTES = 700 << 20
 BEGINNING = ("start", "build", "first_call", "first_steps", "warm")
-SAME_MACHINE = ("cpu", "isa", "isa_limits", "logical_cores", "threads")
 
 
 @dataclass
@@ -128,7 +128,7 @@ class Durations:
 
 
 def learned(results: Path, environment: Environment, rounds: int) -> Durations:
-    """What the newest records in `results` of the machine of `environment` tell.
+    """What the newest records in `results` of the class of machine of `environment` tell.
 
     Of what they do not tell, what the published record does, whatever its machine.
     """
@@ -165,23 +165,28 @@ def _learn_starts(durations: Durations, record: Record) -> None:
 
 
 def _records(results: Path, environment: Environment) -> Iterator[Record]:
-    """The newest records first; what can't be read, or is of another machine, tells nothing."""
+    """The newest records of this class of machine; what can't be read tells nothing.
+
+    Before a run nothing is measured of its machine. Its class is then that of the newest record of
+    the same processors; what the run's own blocks take corrects that, see `note_match`.
+    """
     folders = sorted((path.parent for path in results.glob("*Z*/results.json")), reverse=True)
     read = 0
     for folder in folders:
         record = _read(folder / "results.json")
         if record and _is_of(record.environment, environment):
-            read += 1
+            read, environment = read + 1, record.environment
             yield record
         if read == NEWEST:
             return
 
 
 def _is_of(theirs: Environment, here: Environment) -> bool:
-    """Whether a record is of this machine, whose GPU is not known before a framework is asked."""
-    return all(getattr(theirs, name) == getattr(here, name) for name in SAME_MACHINE) and (
-        here.gpu is None or theirs.gpu == here.gpu
-    )
+    """Whether a record is of this class of machine, as far as that is known.
+
+    The GPU is not known before a framework is asked.
+    """
+    return same_class(theirs if here.peak_flops else theirs.but(gpu=here.gpu), here)
 
 
 def _read(path: Path) -> Record | None:

@@ -90,6 +90,34 @@ def test_the_newest_record_of_this_machine_counts(results):
     assert found.memory(FIRST) == 2000
 
 
+def speed(float32, **others):
+    return HERE.but(peak_flops={"float32": float32}, **others)
+
+
+def test_seconds_of_another_class_of_the_same_processor_are_not_learned(results):
+    """Of both that the processor may be, the newest record's: nothing is measured before a run."""
+    slow, quick = (
+        record(usual, environment=speed(flops)) for usual, flops in ((4.0, 2e11), (2.0, 4e11))
+    )
+    quick = quick.but(cases=quick.cases[:1])
+    found = results(slow, quick, published=record(usual=3.0, environment=ELSEWHERE))
+    assert found.of("cold", FIRST) == pytest.approx(2.0 * len(CASES))
+    assert found.of("cold", OTHERS[0]) == pytest.approx(3.0)  # not the 4.0 of the slow one
+    found = results(quick, slow)
+    assert found.of("cold", OTHERS[0]) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(("here", "seconds"), [(speed(2e11), 4.0), (speed(4.1e11), 2.0)])
+def test_of_a_run_that_is_taken_up_the_class_is_measured(results, tmp_path, here, seconds):
+    results(record(4.0, environment=speed(2e11)), record(2.0, environment=speed(4e11)))
+    assert learned(tmp_path, here, 20).of("cold", FIRST) == pytest.approx(seconds)
+
+
+def test_a_gpu_is_not_known_before_a_framework_is_asked(results):
+    found = results(record(2.0, environment=HERE.but(gpu={"name": "a GPU"})))
+    assert found.of("cold", FIRST) == pytest.approx(2.0 * len(CASES))
+
+
 def test_what_this_machine_has_not_measured_the_published_record_tells(results):
     here = record(usual=2.0)
     here = here.but(cases=here.cases[:1])
