@@ -1,8 +1,8 @@
 """How long parts of a run take, and how much memory: as earlier runs found it.
 
 A plan asks by case. What no earlier record of this class of machine in the results folder knows,
-the published record tells, or else what its row took at other work, or others of its technique in its
-framework, or what was usual on two cores.
+the published record tells, or else what its row took at other work, or others of its technique in
+its framework, or what was usual on two cores.
 """
 
 from __future__ import annotations
