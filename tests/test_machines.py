@@ -13,6 +13,7 @@ from bench.analysis.machine_class import slug
 from bench.analysis.reading import load
 from bench.record import encode
 from bench.report import readme
+from bench.report.replace import write_atomically
 from tests.records import find_case, whole_run, with_case
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,14 +69,14 @@ def refused(capsys, *arguments: object) -> str:
 
 def test_a_machine_is_added_with_one_command_and_its_pages_are_made(docs, tmp_path):
     before = machines.README.read_text("utf-8")
-    assert "On other machines" not in before
+    assert "**On other machines**" not in before
     assert machines.main(["add", str(saved(run_at(4e11), tmp_path / "second"))]) == 0
     first, second = folders(docs)
     assert (docs / "results.json").resolve() == docs / "machines" / first / "results.json"
     assert second == slug(load(docs / "machines" / second).environment)
     page, text = (path.read_text("utf-8") for path in (machines.PAGE, machines.README))
     assert "400 GFLOP/s" in page
-    assert "On other machines" in text
+    assert "**On other machines**" in text
     assert "| ✓ " in text
     assert machines.main(["page", "--check"]) == 0
     machines.PAGE.write_text("edited by hand", "utf-8")
@@ -93,6 +94,14 @@ def test_a_class_that_is_there_is_replaced_only_when_that_is_asked_for(docs, tmp
     (after,) = folders(docs)
     assert not (docs / "machines" / before).exists() or before == after
     assert load(docs).started == "2026-12-24"
+
+
+def test_a_record_that_is_written_by_a_link_stays_in_its_folder(docs):
+    """As `report docs --derive` does."""
+    write_atomically({docs / "results.json": encode(run_at(2e11, started="2026-12-24")).decode()})
+    assert (docs / "results.json").is_symlink()
+    (name,) = folders(docs)
+    assert load(docs / "machines" / name).started == "2026-12-24"
 
 
 def test_another_machine_can_take_the_headline(docs, tmp_path, capsys):

@@ -28,11 +28,12 @@ from bench.report.names import name_of
 from bench.report.tables import escape
 
 PAGE = "docs/machines.md"
+NAMED = 3  # other machines that README names
 AMOUNT = "holds, by another amount"
 MARKS = {HOLDS: "✓", AMOUNT: "±", TURNS: "≠", UNTOLD: "?", ONCE: "", NOTHING: ""}
 LEGEND = (
-    "✓: every machine that has measured it with an interval shows it; ±: they all do, but not by "
-    "the same amount; ≠: one of them shows otherwise; ?: one of them can't tell."
+    "On other machines ✓: every machine that has measured it with an interval shows it; ±: they "
+    "all do, but not by the same amount; ≠: one of them shows otherwise; ?: one of them can't tell."
 )
 COUNTED = {
     HOLDS: "{} hold",
@@ -79,11 +80,12 @@ def marks(said: list[Statement]) -> dict[tuple[int, str | None], str]:
 
 
 def line(machines: list[Machine], said: list[Statement]) -> str:
-    """The sentences of README's first screen: on which other machines, and how much holds there."""
-    names = [f"{words(one.record.environment)}{_part(one)}" for one in machines]
+    """The sentence of README's first screen: on which other machines, and how much holds there."""
+    names = [f"{words(one.record.environment)}{_part(one)}" for one in machines[:NAMED]]
+    names += [f"{len(machines) - NAMED} more"] if len(machines) > NAMED else []
     return (
         f"**On other machines** ([{PAGE}]({PAGE})), {escape(_listed(names))}: "
-        f"{escape(counts(said).lower())} {escape(LEGEND)}"
+        f"{escape(counts(said).lower())}"
     )
 
 

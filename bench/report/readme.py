@@ -98,7 +98,8 @@ def headline(runs: list[Record], known: Sequence[Machine] = ()) -> str:
     if drawn := gains.chart(every):
         parts.append(_picture(drawn.title))
     parts.append("\n".join(f"- {escape(each)}" for each in conclusions(runs)))
-    parts.append(escape(advised.BRIEF_LEGEND))
+    legends = [advised.BRIEF_LEGEND, *([machines.LEGEND] if beside else [])]
+    parts.append(escape(" ".join(legends)))
     for first, stated in zip(firsts, of_runs, strict=True):
         parts += _tables(list(first.answers.values()), machines.marks(stated))
     dates = "; ".join(run_line(run) for run in runs)
