@@ -459,7 +459,10 @@ class Environment(Base, frozen=True, kw_only=True, eq=False):
 
 
 class Record(Base, frozen=True, kw_only=True, eq=False):
-    """A run: what it was asked for, where it ran, and everything that it measured."""
+    """A run: what it was asked for, where it ran, and everything that it measured.
+
+    `pooled`: when the runs started that it was pooled from; each is a block of its cases.
+    """
 
     schema_version: int
     command: str
@@ -481,6 +484,7 @@ class Record(Base, frozen=True, kw_only=True, eq=False):
     matches: list[list[str]] = []
     blocks: list[Conditions] = []
     passes: list[Pass] = []
+    pooled: list[str] = []
 
 
 class _Version(Struct):
