@@ -49,7 +49,7 @@ def write(folder: Path, record: Record, model: UserModel) -> None:
 
     Who interrupted the run, or the code, has the answer without it, and at once.
     """
-    said = [_head(model), *_own_steps(model)]
+    said = [_head(model), *_shapes(record, model), *_own_steps(model)]
     for line in machine.overruled(record.environment.threads, model.keras_backend):
         said += wrap(f"{line}.", WIDTH)
     for side in model.sides:
@@ -90,6 +90,25 @@ def _head(model: UserModel) -> str:
         why = "copy_weights was not run, since PyTorch's Python has no TensorFlow"
     alone = "each framework is compared with its own baseline alone, and not with the other."
     return "\n".join([head, *wrap(f"{why}: {alone}", WIDTH)])
+
+
+def _shapes(record: Record, model: UserModel) -> list[str]:
+    """That shapes vary, what of them is padding, and how often rows were compiled for them."""
+    side = model.about["sides"][model.sides[0]]
+    if side.get("shapes", 1) < 2:
+        return []
+    longest = f"to the longest it would be {side['to_longest']:.0%}"
+    lines = wrap(
+        f"Batches have {side['shapes']} shapes: a step is timed over all of them, in the same order"
+        f" in every row. {side['padding']:.0%} of their positions are padding; padded {longest}.",
+        WIDTH,
+    )
+    for case in record.cases:
+        graphs = (case.evidence or {}).get("graphs_of_shapes")
+        if case.status == "OK" and graphs:
+            row = f"{case.full_title}, {case.mode}, batch {case.batch_size}"
+            lines += hanging("", plain(f"{row}: {graphs} graphs for these shapes"), WIDTH, 2)
+    return lines
 
 
 def _own_steps(model: UserModel) -> list[str]:

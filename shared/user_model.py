@@ -500,6 +500,25 @@ def resized(tree: Any, whole: int, size: int) -> Any:
     return np.resize(tree, (size, *tree.shape[1:])) if _has_samples(tree, whole) else tree
 
 
+def shape_of(batch: Any) -> tuple:
+    """The shapes of a batch's arrays or tensors."""
+    return tuple(tuple(getattr(leaf, "shape", ())) for leaf in leaves(batch))
+
+
+def dealt(batches: list, count: int) -> tuple[tuple, ...]:
+    """Batches of several shapes in `count` parts of about equal size: what is large comes first."""
+    parts: list[list] = [[] for _ in range(count)]
+    for place, batch in enumerate(sorted(batches, key=_size, reverse=True)):
+        row, column = divmod(place, count)
+        parts[count - 1 - column if row % 2 else column].append(batch)
+    return tuple(tuple(part) for part in parts if part)
+
+
+def _size(batch: Any) -> int:
+    """The numbers in a batch."""
+    return sum(math.prod(shape) for shape in shape_of(batch))
+
+
 def joined(trees: list, whole: int) -> Any:
     """What belongs to `whole` samples, of several batches, as one."""
     one = trees[0]
@@ -600,8 +619,12 @@ def sample_count(x: Any) -> int:
 
 
 def samples(folder: Path, count: int) -> tuple:
-    """x and y of the first `count` samples of a side's batches, as one batch."""
+    """x and y of the first `count` samples of a side's batches, as one batch.
+
+    Where shapes vary, of those batches that have the shape of the first.
+    """
     batches = load_batches(folder)
+    batches = [batch for batch in batches if shape_of(batch) == shape_of(batches[0])]
     size = sample_count(batches[0][0])
     whole = size * len(batches)
     x, y = (joined(list(parts), size) for parts in zip(*batches, strict=True))

@@ -6,15 +6,17 @@ import contextlib
 import gc
 import threading
 import time
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 from math import ceil
 from pathlib import Path
 from statistics import median
 
+from msgspec import structs
+
 from bench.harness import memory
 from bench.harness.answers import Finished, FirstCall, NextSteps, Proof, Sample, Warmed
 from bench.harness.energy import Meter
-from shared.user_model import first
+from shared.user_model import dealt, first, shape_of
 
 SAMPLE_S = 0.010  # a sample lasts at least this long
 WARM_S = 0.05  # a chunk of warm-up steps lasts so long at least
@@ -22,6 +24,9 @@ WARM_CHUNKS = 20
 MOST_WARM_S = 1.0  # slow steps settle within fewer; slow first rounds of a block do not count
 SETTLE_S = 0.05
 SLOW_S = 1.0  # a step that lasts longer needs none before it: what it finds in caches is nothing
+# Batches of several shapes are one sample; where that lasts longer, samples take parts in turn: as
+# many as a block has rounds at least.
+WHOLE_S, PARTS = 2.0, 3
 CERTIFIED_S = 2.0  # steps of a certificate end after so long, where they are slow,
 FEWEST_CERTIFIED = 2  # but never before so many more than the first
 
@@ -46,6 +51,9 @@ class Timing:
     """Operations on a prepared case: see `worker.Operations`."""
 
     slow = False  # whether its steps last longer than `SLOW_S`
+    # What samples take, each the next, where shapes vary; then every row has the same in each.
+    parts: tuple = ()
+    part: tuple = ()
 
     def _op_first_call(self) -> FirstCall:
         """The first call, timed, and its loss."""
@@ -68,15 +76,25 @@ class Timing:
         return NextSteps(losses=losses)
 
     def _op_warm(self) -> Warmed:
-        """Step until steps stop trending, then fix how many make a sample."""
+        """Step until steps stop trending, then fix how many make a sample.
+
+        Where shapes vary, each is seen twice at least: a compiler may make code for each.
+        """
         self.stream = cycle(self.batches)
+        if self.shape_count > 1:
+            self.parts = (tuple(self.batches),)
+            self.part = self.parts[0]
         previous, step_s = float("inf"), float("inf")
         start = time.perf_counter()
-        for _ in range(WARM_CHUNKS):
+        for chunk in range(WARM_CHUNKS):
             previous, step_s = step_s, self._chunk()
             steady = abs(step_s - previous) < 0.05 * step_s
-            if steady or time.perf_counter() - start > MOST_WARM_S:
+            seen = chunk or not self.parts
+            if seen and (steady or time.perf_counter() - start > MOST_WARM_S):
                 break
+        if self.parts and step_s * len(self.batches) > WHOLE_S:
+            self.parts = dealt(self.batches, PARTS)
+            self.part = self.parts[0]
         self.steps = self._steps_a_sample(step_s)
         gc.freeze()  # what is garbage too: collecting takes longer than a sample
         gc.disable()
@@ -87,23 +105,42 @@ class Timing:
         self._mark()
         return Warmed(steps=self.steps, empty_s=empty)
 
+    @property
+    def shape_count(self) -> int:
+        """How many shapes its batches have."""
+        return len(set(map(shape_of, self.batches)))
+
+    def _next_part(self) -> None:
+        """Let the next sample take the next part of the batches, where they are in parts."""
+        if self.parts:
+            self.parts = (*self.parts[1:], self.parts[0])
+            self.part = self.parts[-1]
+            self.steps = self._whole(self.steps if len(self.parts) == 1 else 1)
+
+    def _whole(self, count: int) -> int:
+        """So many steps, or some more: a sample has all batches of its part equally often."""
+        length = max(1, len(self.part))
+        return length * ceil(count / length)
+
     def _steps_a_sample(self, step_s: float) -> int:
         """How many steps last `SAMPLE_S`, tried out: in a row a step may cost less than alone.
 
         The fastest of a few tries counts, since the machine may be busier now than later.
         """
-        count = max(1, ceil(SAMPLE_S / step_s))
+        count = self._whole(max(1, ceil(SAMPLE_S / step_s)))
         if step_s > 2 * SAMPLE_S:
             return count
         for _ in range(5):
             step_s = min(self._timed(count)[0] for _ in range(3))
             if count * step_s >= SAMPLE_S:
                 break
-            count = ceil(1.1 * SAMPLE_S / step_s)
+            count = self._whole(ceil(1.1 * SAMPLE_S / step_s))
         return count
 
     def _chunk(self) -> float:
-        """Median seconds a step over a chunk of warm-up."""
+        """Median seconds a step over a chunk of warm-up; of several shapes the mean over all."""
+        if self.part:
+            return self._timed(len(self.part))[0]
         taken: list[float] = []
         while sum(taken) < WARM_S:
             taken.append(self._timed(1)[0])
@@ -118,7 +155,13 @@ class Timing:
         return median(self._loop(self._take(self.steps), lambda x, y: None)[0] for _ in range(5))
 
     def _timed(self, count: int) -> tuple[float, object]:
-        """Seconds a step over `count` steps, after an untimed one if short, and the last loss."""
+        """Seconds a step over `count` steps, after an untimed one if short, and the last loss.
+
+        Where shapes vary, the first step has the first shape, and the untimed one the last.
+        """
+        if self.part:
+            untimed = self.prepared.loop or not self.slow
+            self.stream = chain(self.part[-1:] if untimed else (), cycle(self.part))
         if self.prepared.loop:
             seconds, loss = self.prepared.loop(self._take(count + 1))
             return seconds / count, loss
@@ -150,9 +193,10 @@ class Timing:
         """
         waiting_cpu = time.process_time() - self.cpu_mark
         waited = time.perf_counter() - self.wall_mark
+        self._next_part()
         seconds, output, energy = self._metered()
         while seconds * self.steps < SAMPLE_S:
-            self.steps = max(self.steps + 1, ceil(1.1 * SAMPLE_S / seconds))
+            self.steps = self._whole(max(self.steps + 1, ceil(1.1 * SAMPLE_S / seconds)))
             seconds, output, energy = self._metered()
         late = self._reading(output) - self._reading(output)
         self._settle()
@@ -202,6 +246,9 @@ class Timing:
         traces, peak = self._trace_count(), memory.proportional_peak()
         modules = self._modules() if evidence else None  # of the case, not of its proof
         proof = self._op_evidence() if evidence else Proof()
+        if self.part and traces is not None and proof.evidence is not None:
+            counted = {"shapes": self.shape_count, "graphs_of_shapes": traces}
+            proof = structs.replace(proof, evidence=proof.evidence | counted)
         return Finished(
             traces_before=self.traces,
             traces=traces,

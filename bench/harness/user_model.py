@@ -22,6 +22,7 @@ from bench.analysis.values import SMALLEST_LOSS
 from bench.harness import memory
 from bench.harness.machine import KERAS_BACKEND
 from shared import user_model
+from shared.health import padding
 from shared.profiles import endless
 from shared.user_model import BATCHES, MAKERS, SEED, BadFile, NoFigure
 from shared.weights import checksum
@@ -82,8 +83,8 @@ class Side:
                 x, y = user_model.draw(self.module, size, SEED, self.name)
                 user_model.check_size(x, size, "batch")
                 return x, y
-        whole = BATCHES * self.about["batch_size"]
-        x, y = user_model.samples(self.folder, whole)
+        x, y = user_model.samples(self.folder, BATCHES * self.about["batch_size"])
+        whole = user_model.sample_count(x)
         return user_model.resized(x, whole, size), user_model.resized(y, whole, size)
 
     def most_samples(self, seconds: float) -> int:
@@ -263,6 +264,7 @@ class Checking:
             **checked,
             **_of_model(kit.named_parameters(model), weights),
             **_of_file(module),
+            **_of_shapes(batches),
             "parts_apart": self._parts_apart(file_model, model, resident[0]),
             "batch_size": size,
             "labels_sha256": checksum(_numbered(batches[0][1])),
@@ -356,6 +358,20 @@ def _of_file(module: Any) -> dict:
         "margin": float(getattr(module, "margin", MARGIN)),
         "train_steps": int(getattr(module, "train_steps", TRAIN_STEPS)),
         "named": hasattr(module, "batch") and user_model.takes_framework(module),
+    }
+
+
+def _of_shapes(batches: list[tuple]) -> dict:
+    """How many shapes a file's batches have, and what of them is padding, in them or to come.
+
+    `to_longest`: the share of padding if all were padded to the longest.
+    """
+    sizes = [user_model.leaves(x)[0].size for x, _ in batches]
+    shares = [padding(batch) or 0.0 for batch in batches]
+    return {
+        "shapes": len(set(map(user_model.shape_of, batches))),
+        "padding": float(np.mean(shares)),
+        "to_longest": 1 - float(np.mean(sizes)) / max(sizes),
     }
 
 
