@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from bench.analysis import machine_class, passes
 from bench.analysis.certificates import largest_difference
 from bench.analysis.pairing import resolved
 from bench.analysis.questions import Answer, answers
@@ -23,7 +24,9 @@ from bench.record import (
     Control,
     Environment,
     NoiseFloor,
+    Processor,
     Record,
+    Speed,
     TaskFacts,
     TechniqueNotes,
 )
@@ -114,31 +117,20 @@ def _blocks(record: Record) -> int:
 
 
 SMALL, LARGE = 1e6, 1e7  # parameters: a step is mostly overhead, mostly arithmetic
-WIDEST = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "sve", "neon")
 
 
 def measured(runs: list[Record]) -> str:
-    """What was measured, in a sentence: the machines, their devices, how large the models are."""
-    machines = dict.fromkeys(machine_words(run.environment) for run in runs)
+    """What was measured, in a sentence: the classes of machines, and how large the models are."""
+    machines = dict.fromkeys(machine_class.words(run.environment) for run in runs)
     tasks_run = {case.task for run in runs for case in run.cases if case.status == "OK"}
     sizes = parameters(tasks_run)
     models = ""
     if sizes:
         low, high = rounded(sizes[0]), rounded(sizes[-1])
-        models = f", models of {low} to {high} parameters" if low != high else f", {low} parameters"
+        models = f"; models of {low} to {high} parameters" if low != high else f"; {low} parameters"
         if sizes[0] < SMALL and sizes[-1] >= LARGE:
             models += "; small models show overhead, large ones arithmetic: the tables show both"
-    return f"Measured on {' and '.join(machines)}{models}."
-
-
-def machine_words(environment: Environment) -> str:
-    """A machine in words: its CPU with its widest instructions, or its GPU."""
-    gpu = environment.gpu
-    device = f"the GPU {compact(gpu.get('name'))}, on" if gpu else "a CPU, no GPU:"
-    widest = next((name for name in WIDEST if name in environment.isa), "")
-    cores = f"{compact(environment.physical_cores)} cores"
-    parts = filter(None, (widest, cores, _limits(environment)))
-    return f"{device} {compact(environment.cpu)}, {', '.join(parts)}"
+    return f"Measured on {' and on '.join(machines)}{models}."
 
 
 def _limits(environment: Environment) -> str:
@@ -166,7 +158,7 @@ def warnings(record: Record) -> list[str]:
         )
     if not record.finished:
         lines.append(ENDED.get(record.ended, ENDED[None]))
-    return lines + _busy(record)
+    return lines + list(filter(None, [passes.said(record.passes)])) + _busy(record)
 
 
 def _busy(record: Record) -> list[str]:
@@ -198,12 +190,14 @@ def _environment(environment: Environment) -> Facts:
         system += f", C++ compiler {compact(environment.compiler)}"
     isa = ", ".join(filter(None, (compact(environment.isa), _limits(environment))))
     facts = [
-        ("CPU", f"{compact(environment.cpu)} ({isa})"),
+        ("Class", machine_class.words(environment)),
+        ("CPU", f"{compact(environment.cpu)} ({isa}){_processor(environment)}"),
         ("Cores", cores),
         ("Memory", f"{number(scaled(environment.memory_bytes, 2**-30))} GiB"),
         *([("GPU", _gpu(environment.gpu))] if environment.gpu else []),
         ("System", system),
         ("Peak", f"best matrix product: {_gflops(environment.peak_flops or {})} GFLOP/s"),
+        *_speeds(environment),
         ("PyTorch", compact(packages.get("pt"))),
         ("TensorFlow", compact(packages.get("tf"))),
         ("Benchmark", f"python {compact(environment.python)}, {compact(packages.get('bench'))}"),
@@ -217,6 +211,37 @@ def _environment(environment: Environment) -> Facts:
         facts.append(("Energy", f"counted by {counters}" if counters else MISSING))
     first = environment.first_compile_s or {}  # records of before have it in cold first calls
     return facts + [("First compile", _first_compile(name, took)) for name, took in first.items()]
+
+
+def _processor(environment: Environment) -> str:
+    """What numbers and sizes are known of the processor, and what it runs under."""
+    processor = environment.processor or Processor()
+    numbers = {n: getattr(processor, n) for n in ("family", "model", "stepping")}
+    parts = [f"{name} {value}" for name, value in numbers.items() if value is not None]
+    sizes = [f"{n} {number(size / 2**10)} KiB" for n, size in processor.caches.items()]
+    if environment.hypervisor:
+        parts.append(f"hypervisor {compact(environment.hypervisor)}")
+    return "".join(f"; {part}" for part in [", ".join(parts), ", ".join(sizes)] if part)
+
+
+def _speeds(environment: Environment) -> Facts:
+    """What each library computes, and what memory moves, on one thread and on all."""
+    facts = []
+    for name, speeds in environment.products.items():
+        each = [f"{dtype} {_both(speed, 1e-9)}" for dtype, speed in speeds.items()]
+        title = f"Products, {FRAMEWORKS.get(name, name)}"
+        facts.append((title, f"GFLOP/s on one thread and on all: {', '.join(each)}"))
+    for title, what, speed in (
+        ("Bandwidth", "GB/s", environment.bandwidth),
+        ("Chains", "10⁹ dependent additions/s", environment.chain),
+    ):
+        if speed:
+            facts.append((title, f"{what} on one thread and on all: {_both(speed, 1e-9)}"))
+    return facts
+
+
+def _both(speed: Speed, scale: float) -> str:
+    return f"{number(scaled(speed.one, scale))} and {number(scaled(speed.all, scale))}"
 
 
 def _gpu(gpu: dict[str, Any]) -> str:
