@@ -5,6 +5,7 @@
 #SBATCH --nodes=1
 #SBATCH --ntasks=1
 #SBATCH --cpus-per-task=2
+#SBATCH --hint=nomultithread
 #SBATCH --exclusive
 #SBATCH --time=02:00:00
 #SBATCH --output=%x-%A-%a.out
@@ -18,5 +19,5 @@ again=()
 if [ -e "$folder/latest/state.json" ]; then
     again=(--resume "$folder/latest")
 fi
-srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --cpu-bind=cores \
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" \
     .venv/bin/pytest bench/ --benchmark-only --results "$folder" "${again[@]}"

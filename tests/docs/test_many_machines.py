@@ -25,8 +25,8 @@ FOLDER = ROOT / "docs" / "many_machines"
 BENCH = [".venv/bin/pytest", "bench/", "--benchmark-only"]
 OPTIONS = set(re.findall(r'"(--[a-z-]+)"', (ROOT / "bench" / "conftest.py").read_text("utf-8")))
 # Options of sbatch and srun that the script may have, by Slurm's manual.
-SBATCH = {"job-name", "nodes", "ntasks", "cpus-per-task", "exclusive", "time", "output"}
-SRUN = {"cpus-per-task", "cpu-bind"}
+SBATCH = {"job-name", "nodes", "ntasks", "cpus-per-task", "hint", "exclusive", "time", "output"}
+SRUN = {"cpus-per-task"}
 
 
 class Strict(Struct, forbid_unknown_fields=True, rename="camel"):
