@@ -15,7 +15,6 @@ import getpass
 import os
 import re
 import shlex
-import shutil
 import socket
 import sys
 from collections.abc import Iterator
@@ -137,7 +136,8 @@ def checked(record: Record, path: Path, *, partial: bool) -> Record:
         raise ValueError(f"{path}: the run is not finished{ended}; --resume goes on with it")
     if record.effort != "default":
         raise ValueError(f"{path}: effort {record.effort}; a machine's record is a default run")
-    options = {word.partition("=")[0] for word in shlex.split(record.command)}
+    words_given = shlex.split(record.command)
+    options = {"-k" if word[:2] == "-k" else word.partition("=")[0] for word in words_given}
     if chosen := sorted(options & set(CHOOSING)):
         raise ValueError(f"{path}: a part of a run ({', '.join(chosen)}); measure without it")
     return record
@@ -156,20 +156,28 @@ def add(path: Path, *, replace: bool, partial: bool, hide: set[str]) -> Path:
     if places and not replace:
         there = ", ".join(sorted(place.name for place in places))
         raise ValueError(f"{path}: docs/machines has this class ({there}); --replace replaces it")
-    headline = HEADLINE.resolve()
+    old = {place / "results.json" for place in places}
+    shown = [link for link in links() if link.resolve() in {path.resolve() for path in old}]
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically({folder / "results.json": encode(record).decode()})
-    for place in places - {folder}:
-        shutil.rmtree(place)
-    if headline.parent in places:
-        lead(folder)
+    for path in old - {folder / "results.json"}:
+        path.unlink()
+        if not any(path.parent.iterdir()):
+            path.parent.rmdir()
+    for link in shown:
+        point(link, folder)
     return folder
 
 
-def lead(folder: Path) -> None:
-    """Let README, docs/report.md and the pages of techniques be of this machine."""
-    HEADLINE.unlink(missing_ok=True)
-    HEADLINE.symlink_to((folder / "results.json").relative_to(HEADLINE.parent))
+def links() -> list[Path]:
+    """Of which machine README and other pages show the record."""
+    return [path for path in (HEADLINE, *DOCS.glob("*/results.json")) if path.is_symlink()]
+
+
+def point(link: Path, folder: Path) -> None:
+    """Let a link lead to the record of a machine."""
+    link.unlink(missing_ok=True)
+    link.symlink_to(os.path.relpath(folder / "results.json", link.parent))
 
 
 def read() -> list[Machine]:
@@ -226,7 +234,7 @@ def _run(given: argparse.Namespace) -> int:
     folder = add(given.path, replace=given.replace, partial=given.partial, hide=set(given.hide))
     print(folder)
     if given.headline or not HEADLINE.exists():
-        lead(folder)
+        point(HEADLINE, folder)
     put(PAGE, made(), "docs/machines", check=False)
     write_atomically(readme.files(README, [load(HEADLINE)]))
     print(README)

@@ -84,16 +84,19 @@ def test_a_machine_is_added_with_one_command_and_its_pages_are_made(docs, tmp_pa
 
 
 def test_a_class_that_is_there_is_replaced_only_when_that_is_asked_for(docs, tmp_path, capsys):
-    """Its folder's name may be another then; README follows."""
+    """Its folder's name may be another then; what shows it follows."""
     (before,) = folders(docs)
-    path = saved(run_at(2.4e11, started="2026-12-24"), tmp_path / "again")
+    (docs / "gpu").mkdir()
+    machines.point(docs / "gpu" / "results.json", docs / "machines" / before)
+    path = saved(run_at(2.55e11, started="2026-12-24"), tmp_path / "again")
     said = refused(capsys, "add", path)
     assert said.endswith(f"docs/machines has this class ({before}); --replace replaces it")
     assert folders(docs) == [before]
     assert machines.main(["add", str(path), "--replace"]) == 0
     (after,) = folders(docs)
-    assert not (docs / "machines" / before).exists() or before == after
-    assert load(docs).started == "2026-12-24"
+    assert after != before
+    assert not (docs / "machines" / before).exists()
+    assert load(docs).started == load(docs / "gpu").started == "2026-12-24"
 
 
 def test_a_record_that_is_written_by_a_link_stays_in_its_folder(docs):
@@ -121,7 +124,7 @@ def test_another_machine_can_take_the_headline(docs, tmp_path, capsys):
         ({"finished": False, "ended": "minutes"}, "is not finished, ended by minutes"),
         ({"effort": "quick"}, "effort quick; a machine's record is a default run"),
         ({"command": f"{COMMAND} --technique=pruning"}, "a part of a run (--technique)"),
-        ({"command": f"{COMMAND} -k pruning"}, "a part of a run (-k)"),
+        ({"command": f"{COMMAND} -kpruning"}, "a part of a run (-k)"),
     ],
 )
 def test_what_is_no_whole_default_run_is_refused(docs, tmp_path, capsys, fields, why):
