@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from msgspec import to_builtins
 
-from bench.analysis.machine_class import words
+from bench.analysis import machine_class
 from bench.analysis.pairing import baseline
 from bench.analysis.ranking import works as decided
 from bench.analysis.reading import load, view
@@ -996,7 +996,7 @@ def test_readme_draws_five_conclusions_at_most():
     between = text.partition(readme.BEGIN)[2].partition(readme.END)[0]
     assert 1 <= between.count("\n- ") <= 5
     published = load(ROOT / "docs" / "results.json")
-    assert words(published.environment) in between
+    assert machine_class.words(published.environment) in between
 
 
 def test_readme_says_how_long_its_run_took():
