@@ -279,6 +279,14 @@ CATALOGUE: dict[str, Cause] = {
             "copy the kernel with its axes turned: {b}",
         ),
         Cause(
+            "swapped_weights",
+            "weights copied to the wrong place",
+            "set_weights takes weights in the order of Keras's layer: gamma, beta, moving_mean, "
+            "moving_variance; kernel, recurrent_kernel, bias.",
+            "copy it to its place",
+            "copy it to its place: {b}",
+        ),
+        Cause(
             "recurrent_gates",
             "the order of gates",
             "nn.LSTM has the gates input, forget, cell, output, as Keras has; nn.GRU has reset, "

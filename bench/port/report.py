@@ -88,6 +88,7 @@ class Report:
     certificate: Certificate | None = None
     copied: bool = False  # whether the weights were copied by the match, not by the file
     seconds: dict[str, float] = field(default_factory=dict)
+    code: str = ""  # of a copy_weights that does what the match says
 
     @property
     def first(self) -> Finding | None:

@@ -1,0 +1,507 @@
+"""What a call of PyTorch may mean in TensorFlow: the checks of causes that act in a forward pass.
+
+Each function looks at a call and yields changes of it. A change is the cause of a difference where
+the call's own output is nowhere in TensorFlow's run, and the changed one is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from bench.port.pytorch_side import RECURRENT, Event
+from bench.port.recurrent import Settings, run
+
+EPSILONS = (1e-3, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 1.001e-5, 1e-2, 1e-4)
+SLOPES = (0.3, 0.2, 0.1, 0.01, 1.0)
+EPSILON_AT = {"batch_norm": 7, "layer_norm": 4, "group_norm": 4, "rms_norm": 3, "instance_norm": 7}
+ACTIVATIONS: dict[str, Callable] = {
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "elu": F.elu,
+    "leaky_relu": F.leaky_relu,
+    "selu": F.selu,
+    "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "softplus": F.softplus,
+    "mish": F.mish,
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """A call that is made otherwise: the cause, PyTorch's value and TensorFlow's, and the call.
+
+    alike: which other calls are changed with it, as far as they have the same setting. shown_later:
+    whether the changed call gives what it takes, so that only calls after it show the effect.
+    """
+
+    key: str
+    a: str
+    b: str
+    apply: Callable[[Event], Any]
+    alike: tuple = ()
+    shown_later: bool = False
+
+
+@dataclass
+class Context:
+    """What the checks know beside the call: epsilons and slopes of Keras's layers, its recurrent
+    layers, the batch's token numbers, and the events before."""
+
+    epsilons: tuple[float, ...] = ()
+    slopes: tuple[float, ...] = ()
+    recurrent: tuple[Settings, ...] = ()
+    tokens: tuple[Tensor, ...] = ()
+    events: list[Event] = field(default_factory=list)
+    training: bool = False
+
+
+def changes(event: Event, context: Context) -> Iterator[Change]:
+    """All changes of a call."""
+    name = event.name
+    if name.startswith("conv_transpose"):
+        yield from _transposed(event)
+    elif name.startswith("conv"):
+        yield from _convolution(event)
+    elif "max_pool" in name or "avg_pool" in name:
+        yield from _pooling(event) if "adaptive" not in name else ()
+    elif name in EPSILON_AT:
+        yield from _normalisation(event, context)
+    elif name in ("softmax", "log_softmax"):
+        yield from _softmax(event)
+    elif name in ("flatten", "reshape", "view", "unflatten"):
+        yield from _flatten(event, context)
+        yield from _split(event)
+    elif name == "interpolate":
+        yield from _interpolation(event)
+    elif name in RECURRENT:
+        yield from _recurrent(event, context)
+    elif name in ("__getitem__", "cat", "concat"):
+        yield from _last(event, context)
+    elif name in ("mean", "sum", "max", "amax"):
+        yield from _masked_pooling(event, context)
+    elif name in ("multi_head_attention_forward", "scaled_dot_product_attention"):
+        yield from _attention(event, context)
+    elif name in ("masked_fill", "masked_fill_"):
+        yield Change("mask", "a mask", "none", lambda e: e.args[0], (name,), shown_later=True)
+    elif name in ("add", "__add__", "__radd__", "__iadd__", "add_"):
+        yield from _sum(event)
+    elif name in ("mul", "__mul__", "div", "__truediv__", "__rmul__"):
+        yield from _scale(event, context)
+    elif name.startswith("adaptive_avg_pool"):
+        yield from _whole_pooling(event)
+    if name in ACTIVATIONS or name == "relu_":
+        yield from _activation(event, context)
+    yield from _denormals(event)
+
+
+# Padding -----------------------------------------------------------------------------------------
+
+
+def _tuple(value: Any, dims: int) -> tuple:
+    if isinstance(value, (tuple, list)):
+        return tuple(value) if len(value) == dims else tuple(value) * dims
+    return (value,) * dims
+
+
+def same_padding(size: tuple, kernel: tuple, stride: tuple, dilation: tuple) -> list[tuple]:
+    """How many rows padding='same' of TensorFlow puts before and after, for each axis."""
+    pads = []
+    for n, k, s, d in zip(size, kernel, stride, dilation, strict=True):
+        whole = max((math.ceil(n / s) - 1) * s + (k - 1) * d + 1 - n, 0)
+        pads.append((whole // 2, whole - whole // 2))
+    return pads
+
+
+def _flat(pads: list[tuple]) -> list[int]:
+    return [n for pair in reversed(pads) for n in pair]
+
+
+def _convolution(event: Event) -> Iterator[Change]:
+    x, weight = event.argument(0, "input"), event.argument(1, "weight")
+    dims = weight.ndim - 2
+    stride, padding, dilation = (
+        _tuple(event.argument(place, name, default), dims)
+        for place, name, default in ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1))
+    )
+    if padding[0] == "same" or padding[0] == "valid":
+        padding = tuple((k - 1) * d // 2 for k, d in zip(weight.shape[2:], dilation, strict=True))
+        padding = padding if event.argument(4, "padding") == "same" else (0,) * dims
+    size = tuple(x.shape[2:])
+    options = {
+        "padding='same'": same_padding(size, tuple(weight.shape[2:]), stride, dilation),
+        "padding='valid'": [(0, 0)] * dims,
+        "padding on both ends": [(k // 2, k // 2) for k in weight.shape[2:]],
+    }
+    for words, pads in options.items():
+        if pads == [(p, p) for p in padding]:
+            continue
+
+        def apply(e: Event, words: str = words) -> Tensor:
+            x, weight = e.argument(0, "input"), e.argument(1, "weight")
+            pads = {
+                "padding='same'": lambda: same_padding(
+                    tuple(x.shape[2:]), tuple(weight.shape[2:]), stride, dilation
+                ),
+                "padding='valid'": lambda: [(0, 0)] * dims,
+                "padding on both ends": lambda: [(k // 2, k // 2) for k in weight.shape[2:]],
+            }[words]()
+            changed = dict(input=(0, F.pad(x, _flat(pads))), padding=(4, 0))
+            return e.again(**changed)
+
+        yield Change("padding", str(padding), f"{words}, {pads}", apply, (event.name, stride))
+    if event.argument(2, "bias") is not None:
+        change = (lambda e: e.again(bias=(2, None)))  # fmt: skip
+        yield Change("missing_bias", "True", "False", change, (event.name,))
+    for other in (1, 2):
+        if set(stride) <= {1, 2} and other not in stride:
+            change = (lambda e, s=other: e.again(stride=(3, s)))  # fmt: skip
+            yield Change("stride_place", str(stride[0]), str(other), change, (event.place,))
+
+
+def _transposed(event: Event) -> Iterator[Change]:
+    weight = event.argument(1, "weight")
+    dims = weight.ndim - 2
+    stride = _tuple(event.argument(3, "stride", 1), dims)
+
+    def apply(e: Event, *, valid: bool) -> Tensor:
+        x, kernel = e.argument(0, "input"), e.argument(1, "weight").shape[2:]
+        whole = e.again(padding=(4, 0), output_padding=(5, 0))
+        for axis, (k, s) in enumerate(zip(kernel, stride, strict=True), start=2):
+            length = (x.shape[axis] - 1) * s + max(k, s) if valid else x.shape[axis] * s
+            before = 0 if valid else max(k - s, 0) // 2
+            short = before + length - whole.shape[axis]
+            if short > 0:
+                pads = [0, 0] * (whole.ndim - 1 - axis) + [0, short]
+                whole = F.pad(whole, pads)
+            whole = whole.narrow(axis, before, length)
+        return whole
+
+    a = str(_tuple(event.argument(4, "padding", 0), dims))
+    for valid, words in ((False, "padding='same'"), (True, "padding='valid'")):
+        apply_as = (lambda e, v=valid: apply(e, valid=v))  # fmt: skip
+        yield Change("transposed_padding", a, words, apply_as, (event.name, stride))
+
+
+def _whole_pooling(event: Event) -> Iterator[Change]:
+    """A mean over the whole image that takes other axes for it."""
+    x = event.args[0]
+    if x.ndim == 4 and event.out.shape[2:].numel() == 1:
+        for axes in ((1, 3), (1, 2)):
+            change = (lambda e, axes=axes: e.args[0].mean(axes).reshape(e.args[0].shape[0], -1, 1, 1))  # fmt: skip
+            yield Change("data_format", "channels_first", "channels_last", change, (event.name,))
+
+
+def _pooling(event: Event) -> Iterator[Change]:
+    name, dims = event.name, int(event.name[event.name.index("pool") + 4])
+    biggest = "max" in name
+    kernel = _tuple(event.argument(1, "kernel_size"), dims)
+    stride = _tuple(event.argument(2, "stride") or kernel, dims)
+    padding = _tuple(event.argument(3, "padding", 0), dims)
+    place = 5 if biggest else 4
+    ceil = bool(event.argument(place, "ceil_mode", False))
+    pool = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}[dims]
+    largest = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}[dims]
+
+    def same(e: Event, value: float = -math.inf) -> Tensor:
+        x = e.argument(0, "input")
+        pads = _flat(same_padding(tuple(x.shape[2:]), kernel, stride, (1,) * dims))
+        if biggest:
+            return largest(F.pad(x, pads, value=value), kernel, stride)
+        counted = pool(F.pad(torch.ones_like(x), pads), kernel, stride)
+        return pool(F.pad(x, pads), kernel, stride) / counted
+
+    def zeros(e: Event) -> Tensor:
+        return largest(F.pad(e.argument(0, "input"), _flat([(p, p) for p in padding])), kernel, stride)
+
+    alike = (name, stride)
+    yield Change("padding", str(padding), "padding='same'", same, alike)
+    if biggest and any(padding):
+        yield Change("padding", "padding of -inf", "padding of zeros", zeros, alike)
+    if not biggest and any(padding):
+        flip = not event.argument(5, "count_include_pad", True)
+        change = (lambda e: e.again(count_include_pad=(5, flip)))  # fmt: skip
+        yield Change("pool_padding_counted", str(not flip), str(flip), change, alike)
+    change = (lambda e: e.again(ceil_mode=(place, not ceil)))  # fmt: skip
+    yield Change("ceil_mode", str(ceil), str(not ceil), change, alike)
+    valid = (lambda e: e.again(padding=(3, 0)))  # fmt: skip
+    if any(padding):
+        yield Change("padding", str(padding), "padding='valid'", valid, alike)
+
+
+# Normalisation and activations -------------------------------------------------------------------
+
+
+def _normalisation(event: Event, context: Context) -> Iterator[Change]:
+    place = EPSILON_AT[event.name]
+    before = event.argument(place, "eps", 1e-5)
+    alike = (event.name, before)
+    for epsilon in dict.fromkeys((*context.epsilons, *EPSILONS)):
+        if epsilon != before:
+            change = (lambda e, value=epsilon: e.again(eps=(place, value)))  # fmt: skip
+            yield Change("norm_epsilon", f"{before:g}", f"{epsilon:g}", change, alike)
+    if event.name == "batch_norm" and context.training:
+        flip = not event.argument(5, "training", False)
+        change = (lambda e: e.again(training=(5, flip)))  # fmt: skip
+        yield Change("norm_frozen", str(not flip), str(flip), change, alike)
+
+
+def _activation(event: Event, context: Context) -> Iterator[Change]:
+    x, name = event.argument(0, "input"), event.name
+    if name == "gelu":
+        before = event.argument(1, "approximate", "none")
+        after = "tanh" if before == "none" else "none"
+        change = (lambda e: F.gelu(e.args[0], approximate=after))  # fmt: skip
+        yield Change("gelu", str(before == "tanh"), after, change, (name,))
+    if name in ("leaky_relu", "elu"):
+        function, before = ACTIVATIONS[name], event.argument(1, "", None)
+        before = event.kwargs.get("negative_slope", event.kwargs.get("alpha", before))
+        for slope in dict.fromkeys((*context.slopes, *SLOPES)):
+            change = (lambda e, s=slope: function(e.args[0], s))  # fmt: skip
+            yield Change("negative_slope", f"{before}", f"{slope:g}", change, (name, before))
+    for other, function in ACTIVATIONS.items():
+        if other != name and isinstance(x, Tensor):
+            change = (lambda e, f=function: f(e.args[0]))  # fmt: skip
+            yield Change("activation", other, name, change, (event.place,))
+    change = (lambda e: e.args[0])  # fmt: skip
+    yield Change("activation", "linear", name, change, (event.place,), True)
+
+
+def _softmax(event: Event) -> Iterator[Change]:
+    before = event.argument(1, "dim")
+    ndim = event.out.ndim
+    for dim in range(ndim):
+        if before is None or dim != before % ndim:
+            change = (lambda e, d=dim: getattr(F, e.name)(e.args[0], dim=d))  # fmt: skip
+            yield Change("softmax_axis", f"{before}", f"{dim}", change, (event.name, before))
+
+
+def _denormals(event: Event) -> Iterator[Change]:
+    """Where all numbers are so small that a flush to zero shows."""
+    tiny = torch.finfo(torch.float32).tiny
+    if event.out.dtype == torch.float32 and 0 < float(event.out.abs().max()) < 1e6 * tiny:
+
+        def flushed(e: Event) -> Tensor:
+            out = e.function(*e.args, **e.kwargs)
+            return torch.where(out.abs() < tiny, torch.zeros_like(out), out)
+
+        yield Change("denormals", "kept", "flushed to zero", flushed, ())
+
+
+# Order of axes -----------------------------------------------------------------------------------
+
+
+def _flatten(event: Event, context: Context) -> Iterator[Change]:
+    """An image or a sequence that is made one vector, or is split otherwise."""
+    if event.args[0].ndim < 3:
+        return
+    taken = [e.name for e in context.events if any(t is event.out for t in e.tensors())]
+    key = "flatten_order" if taken[:1] == ["linear"] else "reshape_order"
+    for source, target in ((1, -1), (-1, 1), (0, 1)):
+
+        def apply(e: Event, source: int = source, target: int = target) -> Tensor:
+            shape = e.function(*e.args, **e.kwargs).shape
+            return e.args[0].movedim(source, target).reshape(shape)
+
+        yield Change(key, "channels first", "channels last", apply, (event.name, key))
+
+
+def _split(event: Event) -> Iterator[Change]:
+    """An axis that is split in two, such as into heads: the same numbers in the other order."""
+    x = event.args[0]
+    axis = next((n for n, (a, b) in enumerate(zip(x.shape, event.out.shape, strict=False)) if a != b), None)  # fmt: skip
+    if event.out.ndim != x.ndim + 1 or axis is None:
+        return
+
+    def apply(e: Event) -> Tensor:
+        shape = list(e.function(*e.args, **e.kwargs).shape)
+        shape[axis], shape[axis + 1] = shape[axis + 1], shape[axis]
+        return e.args[0].reshape(shape).transpose(axis, axis + 1)
+
+    words = [str(tuple(event.out.shape[axis : axis + 2])), str(tuple(event.out.shape[axis : axis + 2][::-1]))]  # fmt: skip
+    yield Change("reshape_order", *words, apply, (event.name, event.layer, axis))
+
+
+def _sum(event: Event) -> Iterator[Change]:
+    """A residual that TensorFlow lacks."""
+    first, second = (*event.args, None)[:2]
+    if not all(isinstance(t, Tensor) and t.shape == event.out.shape for t in (first, second)):
+        return
+    for place in (0, 1):
+        change = (lambda e, p=place: e.args[p])  # fmt: skip
+        yield Change("missing_residual", "add it", "leave it out", change, (event.place,), True)
+
+
+def _scale(event: Event, context: Context) -> Iterator[Change]:
+    """Scores of attention that are divided by another number."""
+    before = [e for e in context.events if e.place < event.place and e.out is event.args[0]]
+    if not before or "matmul" not in before[-1].name or event.out.ndim < 3:
+        return
+    size = before[-1].args[0].shape[-1]
+    for scale in (size**-0.5, 1.0, 1 / size):
+        change = (lambda e, s=scale: e.args[0] * s)  # fmt: skip
+        yield Change("attention_scale", "otherwise", f"{scale:g}", change, (event.name, event.layer))
+
+
+def _interpolation(event: Event) -> Iterator[Change]:
+    before = event.argument(3, "mode", "nearest")
+    corners = event.argument(4, "align_corners", None)
+    smooth = {3: "linear", 4: "bilinear", 5: "trilinear"}[event.args[0].ndim]
+    options: list[tuple] = list(product((smooth, "bicubic"), (False, True)))
+    for mode, align in [*options, ("nearest", None), ("nearest-exact", None), ("area", None)]:
+        if (mode == "bicubic" and event.args[0].ndim != 4) or (mode, align) == (before, corners):
+            continue
+        if mode == before and not align and not corners:
+            continue
+        change = (
+            lambda e, m=mode, a=align: e.again(mode=(3, m), align_corners=(4, a))
+        )  # fmt: skip
+        names = [f"mode='{m}', align_corners={c}" for m, c in ((before, corners), (mode, align))]
+        yield Change("interpolation", *names, change, (event.name, before, corners))
+
+
+# Recurrent layers and attention ------------------------------------------------------------------
+
+
+def _recurrent(event: Event, context: Context) -> Iterator[Change]:
+    if isinstance(event.args[2], Tensor):  # packed
+        return
+    kind, name = event.name.split("_")[0], event.name
+
+    def call(e: Event, settings: Settings, mask: Tensor | None = None, flip: bool = False) -> Any:
+        x, _, weights, biases, layers, _, _, both, first = e.args[:9]
+        first = first != flip
+        return run(kind, x, weights, biases, layers, both, first, settings, mask)
+
+    first = event.args[8]
+    usual = Settings(activation="relu" if name == "rnn_relu" else "tanh")
+    change = (lambda e: call(e, usual, flip=True))  # fmt: skip
+    yield Change("batch_first", str(first), str(not first), change, (name,))
+    for mask in _masks(event.args[0], context, first):
+        change = (lambda e, m=mask: call(e, usual, m))  # fmt: skip
+        yield Change("mask", "mask_zero=False", "lengths of the sequences", change, (name,))
+    for settings in dict.fromkeys(context.recurrent):
+        if settings.kind == kind and settings != usual:
+            key = "recurrent_activation" if settings.reset_after else "gru_reset"
+            change = (lambda e, s=settings: call(e, s))  # fmt: skip
+            yield Change(key, str(usual), str(settings), change, (name,))
+
+
+def _masks(x: Tensor, context: Context, first: bool) -> Iterator[Tensor]:
+    """Which steps hold a token, by each input of whole numbers that has the shape of the steps."""
+    steps = tuple(x.shape[:2]) if first else tuple(x.shape[:2])[::-1]
+    for tokens in context.tokens:
+        if tuple(tokens.shape) == steps and bool((tokens == 0).any()):
+            yield tokens != 0
+
+
+def _last(event: Event, context: Context) -> Iterator[Change]:
+    """The last output of a layer that runs both ways."""
+    layers = [e for e in context.events if e.name in RECURRENT and e.place < event.place]
+    if not layers or not isinstance(layers[-1].args[2], (list, tuple)):
+        return
+    both, first = layers[-1].args[7:9]
+    out = layers[-1].out
+    half = out.shape[-1] // 2
+    time = 1 if first else 0
+
+    def ends(sequence: Tensor) -> Tensor:
+        forward, backward = sequence.select(time, -1), sequence.select(time, 0)
+        return torch.cat([forward[..., :half], backward[..., half:]], -1)
+
+    if both and event.name == "__getitem__" and event.args[0].shape == out.shape:
+        change = (lambda e: ends(e.args[0]))  # fmt: skip
+        yield Change("recurrent_last", "out[:, -1]", "both ends", change, ("__getitem__",))
+    elif both and event.name != "__getitem__" and event.out.shape == ends(out).shape:
+        place = layers[-1].place
+        last: dict[str, Tensor] = {}
+
+        def change(e: Event) -> Tensor:
+            sequence = e.args[0][0]
+            return last.get("out", out).select(time, -1) + 0 * sequence.sum()
+
+        yield Change("recurrent_last", "both ends", "out[:, -1]", change, (event.name, place))
+
+
+def _masked_pooling(event: Event, context: Context) -> Iterator[Change]:
+    x, dim = event.args[0], event.argument(1, "dim")
+    dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
+    if x.ndim != 3 or dim != 1:
+        return
+    for mask in _masks(x, context, True):
+
+        def apply(e: Event, mask: Tensor = mask) -> Tensor:
+            kept = mask[..., None].to(e.args[0].dtype)
+            return (e.args[0] * kept).sum(1) / kept.sum(1)
+
+        yield Change("mask", "mask_zero=False", "the tokens that count", apply, (event.name,))
+
+
+def _attention(event: Event, context: Context) -> Iterator[Change]:
+    packed = event.name == "multi_head_attention_forward"
+    at, name = (16, "attn_mask") if packed else (3, "attn_mask")
+    query, key = event.args[:2]
+    rows, columns = (query.shape[0], key.shape[0]) if packed else (query.shape[-2], key.shape[-2])
+    plain = dict(key_padding_mask=(14, None)) if packed else {}
+    plain |= dict(is_causal=(5, False)) if not packed or "is_causal" in event.kwargs else {}
+    padding = event.argument(14, "key_padding_mask") if packed else None
+    mask = event.argument(at, name)
+    if mask is not None or padding is not None or event.argument(5, "is_causal", False) is True:
+        change = (lambda e: e.again(**{name: (at, None)}, **plain))  # fmt: skip
+        causal = _is_causal(mask) or event.kwargs.get("is_causal") is True
+        key_of = "causal" if causal and padding is None else "mask"
+        yield Change(key_of, "use_causal_mask=True", "none", change, (event.name,))
+    if rows == columns:
+        future = torch.ones(rows, columns, dtype=torch.bool).triu(1)
+        blocked = future if packed else ~future
+        change = (lambda e: e.again(**{name: (at, blocked)}, **plain))  # fmt: skip
+        yield Change("causal", "False", "True", change, (event.name,))
+    shape = key.transpose(0, 1) if packed else torch.empty(key.shape[0], key.shape[-2], 1)
+    for tokens in _masks(shape, context, True):
+        if packed:
+            change = (lambda e, t=tokens: e.again(key_padding_mask=(14, ~t)))  # fmt: skip
+        else:
+            change = (
+                lambda e, t=tokens: e.again(attn_mask=(3, t[:, None, None, :]), is_causal=(5, False))
+            )  # fmt: skip
+        yield Change("mask", "attention_mask=None", "key_padding_mask", change, (event.name,))
+    if packed and padding is not None:
+        opposite = (
+            padding.logical_not() if padding.dtype == torch.bool else torch.where(padding < 0, 0.0, -1e9)
+        )  # fmt: skip
+        change = (lambda e: e.again(key_padding_mask=(14, opposite)))  # fmt: skip
+        yield Change("attention_mask", "mask", "~mask", change, (event.name,))
+    if not packed:
+        if mask is not None and mask.dtype == torch.bool:
+            change = (lambda e: e.again(attn_mask=(3, ~mask)))  # fmt: skip
+            yield Change("attention_mask", "mask", "~mask", change, (event.name,))
+        for scale in (1.0, 1 / query.shape[-1]):
+            change = (lambda e, s=scale: e.again(scale=(6, s)))  # fmt: skip
+            yield Change("attention_scale", "the root", f"{scale:g}", change, (event.name,))
+    if packed:
+
+        def turned(e: Event) -> Tensor:
+            swapped = [tensor.transpose(0, 1) for tensor in e.args[:3]]
+            out = e.function(*swapped, *e.args[3:], **e.kwargs)[0]
+            return out.transpose(0, 1), None
+
+        yield Change("batch_first", "one", "the other", turned, (event.name,))
+
+
+def _is_causal(mask: Tensor | None) -> bool:
+    if mask is None or mask.shape[-1] != mask.shape[-2]:
+        return False
+    hidden = mask if mask.dtype == torch.bool else mask < -1e4
+    return bool(torch.equal(hidden, torch.ones_like(hidden).triu(1)))

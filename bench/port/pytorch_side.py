@@ -1,0 +1,295 @@
+"""The PyTorch model of a file: run with every call of a function seen, and changed where asked."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.overrides import TorchFunctionMode
+
+from bench.port.values import distance, numpy
+from shared import user_model
+from shared.user_model import RECIPE, BadFile
+
+# Before TensorFlow: the other way round the process aborts, since Triton and it bring LLVM.
+with suppress(ImportError):
+    importlib.import_module("triton")
+KIT = importlib.import_module("pt_impl.kit.user_model")
+CALLING = importlib.import_module("pt_impl.kit.calling")
+
+DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"}
+DROPOUTS |= {"feature_alpha_dropout", "dropout_", "feature_dropout"}
+RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
+IN_PLACE = ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__setitem__")
+
+
+@dataclass
+class Event:
+    """A call of a function: its place in the order of calls, its module, and what it gave."""
+
+    place: int
+    name: str
+    function: Callable
+    args: tuple
+    kwargs: dict
+    out: Tensor
+    layer: str
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors among its arguments."""
+        given = [*self.args, *self.kwargs.values()]
+        nested = [part for part in given if isinstance(part, (tuple, list))]
+        given += [inner for part in nested for inner in part]
+        return [part for part in given if isinstance(part, Tensor)]
+
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
+        """An argument by position or name."""
+        if name in self.kwargs:
+            return self.kwargs[name]
+        return self.args[position] if len(self.args) > position else default
+
+    def again(self, **changes: Any) -> Any:
+        """Call the function with other arguments: `name=(position, value)`."""
+        args, kwargs = list(self.args), dict(self.kwargs)
+        for name, (position, value) in changes.items():
+            if len(args) > position and name not in kwargs:
+                args[position] = value
+            else:
+                kwargs[name] = value
+        return self.function(*args, **kwargs)
+
+
+# What stands for a call: given the call, its result, or None where it is left as it is.
+Patch = Callable[[Event], Any]
+
+
+class Calls(TorchFunctionMode):
+    """Sees calls of functions of torch. dropout: "off", "on", or a list that takes what it did."""
+
+    def __init__(self, stack: list[str], *, patches: list[Patch], dropout: bool, keep: bool):
+        super().__init__()
+        self.stack, self.patches, self.dropout, self.keep = stack, patches, dropout, keep
+        self.events: list[Event] = []
+        self.place = 0
+        self.see: Callable[[Event], None] | None = None
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        name, kwargs = getattr(function, "__name__", ""), kwargs or {}
+        if name in ("__get__", "__set__", "size", "dim", "numel", "stride", "is_floating_point"):
+            return function(*args, **kwargs)
+        if self._changes_in_place(name, kwargs) and args and isinstance(args[0], Tensor):
+            self._keep_before(args[0])
+        layer = self.stack[-1] if self.stack else ""
+        event = Event(self.place, name, function, args, kwargs, None, layer)
+        result = self._patched(event)
+        if result is None:
+            function, args, kwargs = self._without_dropout(function, name, args, kwargs)
+            result = function(*args, **kwargs)
+        first = result[0] if isinstance(result, tuple) and result else result
+        if not isinstance(first, Tensor) or not first.is_floating_point() or name.startswith("_"):
+            if name != "__getitem__" or not isinstance(first, Tensor):
+                return result
+        event.out = first
+        self.place += 1
+        if self.see:
+            self.see(event)
+        if self.keep:
+            self.events.append(event)
+        return result
+
+    def _patched(self, event: Event) -> Any:
+        for patch in self.patches:
+            result = patch(event)
+            if result is not None:
+                return result
+        return None
+
+    def _changes_in_place(self, name: str, kwargs: dict) -> bool:
+        trailing = name.endswith("_") and not name.endswith("__")
+        return bool(trailing or name in IN_PLACE or kwargs.get("inplace"))
+
+    def _keep_before(self, tensor: Tensor) -> None:
+        """Events that hold a tensor which is about to change get a copy of it."""
+        before = None
+        for event in self.events:
+            if event.out is tensor or any(arg is tensor for arg in event.args):
+                before = tensor.clone() if before is None else before
+                event.out = before if event.out is tensor else event.out
+                event.args = tuple(before if arg is tensor else arg for arg in event.args)
+
+    def _without_dropout(self, function, name: str, args: tuple, kwargs: dict) -> tuple:
+        if self.dropout:
+            return function, args, kwargs
+        if name in DROPOUTS:
+            return torch.clone, args[:1] or (kwargs["input"],), {}
+        if name in RECURRENT:  # input, state, weights, biases, layers, dropout, ...
+            args = (*args[:5], 0.0, *args[6:])
+        if name == "multi_head_attention_forward":
+            args = (*args[:10], 0.0, *args[11:]) if len(args) > 10 else args
+            kwargs = kwargs | {"dropout_p": 0.0} if "dropout_p" in kwargs else kwargs
+        if name == "scaled_dot_product_attention":
+            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+            kwargs = kwargs | {"dropout_p": 0.0} if "dropout_p" in kwargs else kwargs
+        return function, args, kwargs
+
+
+@dataclass
+class Trace:
+    """One run: the calls in order, the output's leaves, and its whole."""
+
+    events: list[Event]
+    outputs: list[Tensor]
+    output: Any
+    training: bool
+    state: dict[str, np.ndarray]  # the buffers after it
+
+
+class PyTorchSide:
+    """The model of `pytorch()`, with its loss and its optimizer."""
+
+    def __init__(self, make: Callable, x: Any, y: Any):
+        self.kit = KIT
+        self.file_model = self.kit.UserModel(make)
+        self.x, self.y = self.kit.to_device(x, y)
+        self.file_model.example = self.x
+        self.model = self.file_model.build(None)
+        self.patches: list[Patch] = []
+        self.stack: list[str] = []
+        _name_calls(self.model, self.stack)
+        self.optimizer = self.file_model.optimizer(self.model, RECIPE)
+
+    def check(self) -> None:
+        """Raises BadFile where no step can be made of the model. Nothing of it is changed."""
+        state = copy.deepcopy(self.model.state_dict())
+        self.kit.check(self.file_model, self.model, (self.x, self.y))
+        self.model.load_state_dict(state)
+        with torch.no_grad():
+            self.trace()
+
+    def trace(self, *, training: bool = False, dropout: bool = False, keep: bool = True) -> Trace:
+        """Run the model on the batch, without gradients; its state stays what it is."""
+        state = {n: b.clone() for n, b in self.model.named_buffers()} if training else {}
+        with torch.no_grad(), self.calls(training, dropout, keep) as calls:
+            output = self.call(self.x)
+        after = {}
+        for name, buffer in self.model.named_buffers():
+            if name in state:
+                after[name] = buffer.numpy().copy()
+                buffer.copy_(state[name])
+        return Trace(calls.events, outputs(output), output, training, after)
+
+    def call(self, x: Any) -> Any:
+        """The model's output for inputs as `batch` gives them."""
+        arguments, named = CALLING.call_arguments(self.model, x)
+        return self.model(*arguments, **named)
+
+    @contextmanager
+    def calls(self, training: bool, dropout: bool = False, keep: bool = False) -> Iterator[Calls]:
+        """In which calls are seen and changed by the patches; the model is in a mode."""
+        modes = {module: module.training for module in self.model.modules()}
+        self.stack.clear()
+        self.model.train() if training else self.model.eval()
+        mode = Calls(self.stack, patches=self.patches, dropout=dropout, keep=keep)
+        # The fused path of TransformerEncoder hides its layers.
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with mode:
+                yield mode
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
+            for module, was in modes.items():
+                module.training = was
+
+    def rounding(self, events: list[Event], *, training: bool) -> list[float] | None:
+        """What rounding does to each call's output, by a run in float64; None where it has none."""
+        kept, sizes = self.model, []
+
+        def see(event: Event) -> None:
+            place = len(sizes)
+            if place >= len(events) or events[place].name != event.name:
+                raise BadFile("the run in float64 takes another way")
+            sizes.append(distance(numpy(event.out), numpy(events[place].out)))
+
+        try:
+            twin = copy.deepcopy(self.model).double()
+            _name_calls(twin, self.stack)
+            self.model, x = twin, user_model.mapped(_double, self.x)
+            with torch.no_grad(), self.calls(training) as calls:
+                calls.see = see
+                self.call(x)
+        except Exception:  # the model is written for float32
+            return None
+        finally:
+            self.model = kept
+        return sizes
+
+    def module(self, name: str) -> nn.Module | None:
+        """A module by its name."""
+        return dict(self.model.named_modules()).get(name)
+
+    def loss(self, output: Any, y: Any | None = None) -> Tensor:
+        """The file's loss."""
+        return self.file_model.loss(output, self.y if y is None else y)
+
+    def tensor(self, array: np.ndarray) -> Tensor:
+        """An array as a tensor."""
+        return torch.from_numpy(np.array(array, order="C"))
+
+
+def outputs(output: Any) -> list[Tensor]:
+    """The tensors of a model's output, in order: of one with logits these."""
+    tree = getattr(output, "logits", output)
+    if isinstance(tree, dict) and "logits" in tree:
+        tree = tree["logits"]
+    leaves = user_model.leaves(tree)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _name_calls(model: nn.Module, stack: list[str]) -> None:
+    """Have the stack name the module that is being called."""
+    for name, module in model.named_modules():
+        module._forward_pre_hooks.clear() if hasattr(module, "_named_for_port") else None
+        if hasattr(module, "_named_for_port"):
+            continue
+        module._named_for_port = name
+        module.register_forward_pre_hook(_Enter(name, stack))
+        module.register_forward_hook(_Leave(stack))
+
+
+class _Enter:
+    def __init__(self, name: str, stack: list[str]):
+        self.name, self.stack = name, stack
+
+    def __call__(self, module, args):
+        self.stack.append(self.name)
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+class _Leave:
+    def __init__(self, stack: list[str]):
+        self.stack = stack
+
+    def __call__(self, module, args, output):
+        if self.stack:
+            self.stack.pop()
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+__all__ = ["Event", "F", "Patch", "PyTorchSide", "Trace", "outputs"]

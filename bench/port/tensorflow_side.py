@@ -1,0 +1,183 @@
+"""The Keras model of a file: run with the tensors of every layer and operator seen."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import keras
+import tensorflow as tf
+from tensorflow.python.framework import op_callbacks
+
+from bench.port.values import Index
+from shared import user_model
+from shared.user_model import RECIPE
+
+RATES = ("rate", "dropout", "recurrent_dropout", "stddev")
+
+
+@dataclass
+class Call:
+    """A call of a layer: its name with those around it, the layer, its inputs and its output."""
+
+    name: str
+    layer: Any
+    inputs: tuple
+    out: Any
+
+
+@dataclass
+class Trace:
+    """One run: calls of layers in the order in which they ended, tensors by value, the output."""
+
+    calls: list[Call]
+    index: Index
+    outputs: list
+    output: Any
+    state: dict[int, Any]  # the values of variables that are not trained, after it, by their id
+
+
+class TensorFlowSide:
+    """The model of `tensorflow()`, with its loss and its optimizer."""
+
+    def __init__(self, make: Callable, x: Any, y: Any):
+        self.kit = importlib.import_module("tf_impl.kit.user_model")
+        self._calling = importlib.import_module("tf_impl.kit.calling")
+        self.file_model = self.kit.UserModel(make)
+        self.x, self.y = self.kit.to_device(x, y)
+        self.file_model.example = self.x
+        self.model = self.file_model.build(None)
+        self.optimizer = self.file_model.optimizer(self.model, RECIPE)
+
+    def check(self) -> None:
+        """Raises BadFile where no step can be made of the model. Nothing of it is changed."""
+        weights = self.model.get_weights()
+        self.kit.check(self.file_model, self.model, (self.x, self.y))
+        self.model.set_weights(weights)
+
+    def layers(self) -> list:
+        """All layers, those inside others too."""
+        return list(self.model._flatten_layers(include_self=False))
+
+    def call(self, x: Any, *, training: bool) -> Any:
+        """The model's output for inputs as `batch` gives them."""
+        return self._calling.call(self.model, x, training=training)
+
+    def trace(self, *, training: bool = False, dropout: bool = False) -> Trace:
+        """Run the model on the batch; its state stays what it is."""
+        state = [variable.numpy() for variable in self.model.non_trainable_variables]
+        calls, index, stack = [], Index(), []
+        with ExitStack() as around:
+            around.enter_context(self.without_dropout(not dropout))
+            around.enter_context(_named_calls(self.model, calls, index, stack))
+            around.enter_context(_operators(index, stack))
+            output = self.call(self.x, training=training)
+        after = {id(v): v.numpy() for v in self.model.non_trainable_variables}
+        for variable, value in zip(self.model.non_trainable_variables, state, strict=True):
+            variable.assign(value)
+        return Trace(calls, index, outputs(output), output, after)
+
+    @contextmanager
+    def without_dropout(self, off: bool = True) -> Iterator[None]:
+        """In which no layer drops anything."""
+        kept = []
+        for layer in self.layers() if off else ():
+            for name in RATES:
+                if _is_rate(layer, name):
+                    kept.append((layer, name, getattr(layer, name)))
+        try:
+            for layer, name, _ in kept:
+                _set(layer, name, 0.0)
+            yield
+        finally:
+            for layer, name, value in kept:
+                _set(layer, name, value)
+
+    def loss(self, output: Any, y: Any | None = None) -> Any:
+        """The file's loss."""
+        return self.file_model.loss(output, self.y if y is None else y)
+
+    def penalty(self) -> Any:
+        """The sum of the model's own losses, such as those of regularisers; 0.0 without any."""
+        return sum(self.model.losses, tf.constant(0.0))
+
+    def tensor(self, array: Any) -> Any:
+        """An array as a tensor."""
+        return tf.constant(array)
+
+
+def _is_rate(layer: Any, name: str) -> bool:
+    value = getattr(layer, name, None)
+    if isinstance(getattr(type(layer), name, None), property):  # that of a cell inside it
+        return False
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value:
+        return False
+    kind = type(layer).__name__
+    return name != "rate" or "rop" in kind or "Noise" in kind
+
+
+def _set(layer: Any, name: str, value: float) -> None:
+    """Set an attribute, though the layer is built."""
+    object.__setattr__(layer, name, value)
+
+
+def outputs(output: Any) -> list:
+    """The tensors of a model's output, in order: of one with logits these."""
+    tree = getattr(output, "logits", output)
+    if isinstance(tree, dict) and "logits" in tree:
+        tree = tree["logits"]
+    return [leaf for leaf in user_model.leaves(tree) if leaf.dtype.is_floating]
+
+
+@contextmanager
+def _named_calls(model: Any, calls: list, index: Index, stack: list) -> Iterator[None]:
+    """In which calls of layers are noted; the stack names those that have begun."""
+    call = keras.Layer.__call__
+
+    def noted(layer, *args, **kwargs):
+        if layer is model:
+            return call(layer, *args, **kwargs)
+        stack.append(layer)
+        try:
+            result = call(layer, *args, **kwargs)
+        finally:
+            stack.pop()
+        name = "/".join([*(outer.name for outer in stack), layer.name])
+        given = [leaf for leaf in tf.nest.flatten((args, kwargs)) if tf.is_tensor(leaf)]
+        given += [leaf.value for leaf in tf.nest.flatten(args) if isinstance(leaf, keras.Variable)]
+        calls.append(Call(name, layer, tuple(given), result))
+        for leaf in tf.nest.flatten(result):
+            if tf.is_tensor(leaf) and not isinstance(leaf, tf.SparseTensor):
+                index.add(name, type(layer).__name__, leaf)
+        return result
+
+    with mock.patch.object(keras.Layer, "__call__", noted):
+        yield
+
+
+@contextmanager
+def _operators(index: Index, stack: list) -> Iterator[None]:
+    """In which the outputs of operators are noted, but of those inside a recurrent layer."""
+
+    def see(op_type, inputs, attrs, results, op_name=None, graph=None):
+        if any(isinstance(layer, keras.layers.RNN) for layer in stack):
+            return
+        operator = op_type.decode() if isinstance(op_type, bytes) else op_type
+        if operator in ("ReadVariableOp", "Const", "Identity", "Fill"):
+            return
+        name = "/".join(layer.name for layer in stack)
+        for result in results:
+            if getattr(result, "dtype", None) in (tf.float32, tf.float64) and hasattr(
+                result, "numpy"
+            ):
+                index.add(name, operator, result)
+
+    op_callbacks.add_op_callback(see)
+    try:
+        yield
+    finally:
+        op_callbacks.remove_op_callback(see)
