@@ -116,6 +116,10 @@ PLANTED = tuple(
 )
 
 
+# Tried at each change, of each cause one row; the others in campaigns.
+TRIED = tuple({row.cause: row for row in PLANTED}.values())
+
+
 def write(folder: Path, pair: str, plant: str = "") -> Path:
     """The file of a pair with this planted, as a user would have it."""
     source = (MODELS / f"{pair}.py").read_text("utf-8")

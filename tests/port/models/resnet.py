@@ -94,7 +94,7 @@ def tensorflow():
             y = layers.Conv2D(CHANNELS, 3, **convolution)(layers.ZeroPadding2D(1)(x))
         y = norm(f"{name}_bn1")(y)
         if PLANT == "activation" and name == "block2":
-            y = layers.ReLU(name=f"{name}_act1")(y)
+            y = layers.Activation("silu", name=f"{name}_act1")(y)
         else:
             y = layers.LeakyReLU(negative_slope=0.1, name=f"{name}_act1")(y)
         y = layers.Conv2D(CHANNELS, 3, padding="same", use_bias=False, name=f"{name}_conv2")(y)
