@@ -149,7 +149,8 @@ def add(path: Path, *, replace: bool, partial: bool, hide: set[str]) -> Path:
     `replace`: also where a record of this class is there. `hide`: more names to take out.
     """
     record = checked(load(path), path, partial=partial)
-    record = cleaned(analyse(raw(record)), names_here() | hide)
+    whole = record if record.pooled else analyse(raw(record))
+    record = cleaned(whole, names_here() | hide)
     folder = FOLDER / slug(record.environment)
     same = [one for one in read() if same_class(one.record.environment, record.environment)]
     places = {*(FOLDER / one.name for one in same), *([folder] if folder.exists() else [])}
