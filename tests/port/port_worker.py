@@ -1,6 +1,7 @@
-"""Compares pairs of models with `bench.port.compare.port`: `port_worker FILE ...`.
+"""Compares pairs of models with `bench.port.compare.port`: `port_worker [--parameters] FILE ...`.
 
-Prints a line of JSON for each file: the report, or the error.
+Prints a line of JSON for each file: the report, or the error; with the option also how many
+parameters either model has.
 """
 
 from __future__ import annotations
@@ -10,20 +11,35 @@ import json
 import sys
 import time
 import traceback
+from math import prod
+
+from bench.port.compare import port
+from shared import user_model
 
 
 def main() -> None:
-    from bench.port.compare import port
-
-    from shared import user_model
-
-    for path in sys.argv[1:]:
+    options = [argument for argument in sys.argv[1:] if argument.startswith("--")]
+    for path in [argument for argument in sys.argv[1:] if argument not in options]:
         start = time.monotonic()
         try:
-            found = dataclasses.asdict(port(user_model.look(path), say=lambda _: None))
+            answer = dataclasses.asdict(port(user_model.look(path), say=lambda _: None))
         except Exception:
-            found = {"error": traceback.format_exc()}
-        print("REPORT " + json.dumps(found | {"took": time.monotonic() - start}), flush=True)
+            answer = {"error": traceback.format_exc()}
+        answer["took"] = time.monotonic() - start
+        if options:
+            answer["parameters"] = parameters(path)
+        print("REPORT " + json.dumps(answer), flush=True)
+
+
+def parameters(path: str) -> dict[str, int]:
+    """How many numbers either model of a file trains."""
+    module = user_model.load(path)
+    ours, theirs = module.pytorch()[0], module.tensorflow()[0]
+    shapes = [tuple(variable.shape) for variable in theirs.trainable_variables]
+    return {
+        "pytorch": sum(value.numel() for value in ours.parameters() if value.requires_grad),
+        "tensorflow": sum(map(prod, shapes)),
+    }
 
 
 if __name__ == "__main__":
