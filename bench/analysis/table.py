@@ -460,8 +460,8 @@ class Table:
         if not freedom:
             return _bounded(ratio, None)
         within = sd**2 * sum(1 / count for count in counts), freedom
-        between = len(counts) * BETWEEN_RUNS[name] ** 2, BETWEEN_FREEDOM
-        sd, freedom = summed([within, between])
+        between = 0.0 if self.record.pooled else BETWEEN_RUNS[name]  # else what scatters is runs
+        sd, freedom = summed([within, (len(counts) * between**2, BETWEEN_FREEDOM)])
         wide = exp(quantile(0.95, freedom) * sd)
         return _bounded(ratio, (ratio / wide, ratio * wide))
 

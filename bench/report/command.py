@@ -1,29 +1,40 @@
-"""Make reports again from a record: `twinbench report PATH`."""
+"""Make reports again from a record, or one answer of several runs.
+
+    twinbench report PATH [--format F] [--derive]
+    twinbench report A B C ... [--write FOLDER]
+    twinbench report PATH ... --readme README.md [--check]
+
+Runs on machines of one class are pooled: their intervals then have what runs scatter by. It is
+printed, and with --write kept in a folder that choose, compare and all others read. Runs on several
+classes are not pooled: their answers stand side by side, a column a class.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
+from bench.analysis import pooling
 from bench.analysis.analyse import analyse, raw
 from bench.analysis.reading import load, results_file
 from bench.record import encode
-from bench.report import readme
+from bench.report import parsers, readme, side_by_side
 from bench.report.files import FORMATS, write_reports
 from bench.report.replace import write_atomically
-from bench.report.tables import terminal
+from bench.report.tables import markdown, parts_as_markdown, parts_as_text, terminal
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (1: a check failed, 2: an error)."""
-    parser = argparse.ArgumentParser(prog="twinbench report", description=__doc__)
+    parser = parsers.described("twinbench report", __doc__)
     parser.add_argument(
         "paths",
         type=Path,
         nargs="+",
         metavar="path",
-        help="a results.json, or the folder that holds one; several with --readme",
+        help="a results.json, or the folder that holds one; several are pooled",
     )
     parser.add_argument(
         "--format",
@@ -38,6 +49,9 @@ def main(arguments: list[str] | None = None) -> int:
         help="first make every figure of the record again from what was measured: after a change "
         "of the analysis",
     )
+    parser.add_argument(
+        "--write", type=Path, metavar="FOLDER", help="keep the pooled record there, with reports"
+    )
     parser.add_argument("--readme", type=Path, help="put chart, conclusions and tables there")
     parser.add_argument(
         "--check", action="store_true", help="with --readme: change nothing, exit 1 if it differs"
@@ -45,8 +59,8 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     if chosen.check and not chosen.readme:
         parser.error("--check needs --readme")
-    if len(chosen.paths) > 1 and not chosen.readme:
-        parser.error("several runs need --readme")
+    if chosen.write and (len(chosen.paths) < 2 or chosen.readme):
+        parser.error("--write is of several runs, without --readme")
     try:
         return _make(chosen)
     except ValueError as error:
@@ -57,14 +71,44 @@ def main(arguments: list[str] | None = None) -> int:
 def _make(chosen: argparse.Namespace) -> int:
     if chosen.derive:
         for path in map(results_file, chosen.paths):
-            write_atomically({path: encode(analyse(raw(load(path)))).decode()})
+            record = load(path)
+            if record.pooled:
+                raise ValueError(f"{path} is pooled: derive its runs, and pool them again")
+            write_atomically({path: encode(analyse(raw(record))).decode()})
     if chosen.readme:
         return _readme(chosen)
+    if len(chosen.paths) > 1:
+        return _several(chosen)
     if chosen.format == "terminal":
         print(terminal(load(chosen.paths[0])), end="")
     else:
-        formats = FORMATS if chosen.format == "all" else [chosen.format]
-        print(*write_reports(chosen.paths[0], formats), sep="\n")
+        print(*write_reports(chosen.paths[0], _formats(chosen)), sep="\n")
+    return 0
+
+
+def _formats(chosen: argparse.Namespace) -> Iterable[str]:
+    return FORMATS if chosen.format == "all" else [chosen.format]
+
+
+def _several(chosen: argparse.Namespace) -> int:
+    """Pool runs on one class of machine; of several classes show the answers side by side."""
+    classes = pooling.by_class([load(path) for path in chosen.paths])
+    if len(classes) > 1 and not chosen.write:
+        parts = side_by_side.parts(list(map(pooling.pool, classes)))
+        shown = parts_as_markdown if chosen.format == "markdown" else parts_as_text
+        print(shown(parts), end="")
+        return 0
+    pooled = pooling.pool([record for alike in classes for record in alike])
+    if not chosen.write:
+        print(markdown(pooled) if chosen.format == "markdown" else terminal(pooled), end="")
+        return 0
+    file = chosen.write / "results.json"
+    if file.exists() and not load(file).pooled:
+        raise ValueError(f"{chosen.write} holds a run: give another folder")
+    chosen.write.mkdir(parents=True, exist_ok=True)
+    write_atomically({file: encode(pooled).decode()})
+    made = [] if chosen.format == "terminal" else write_reports(chosen.write, _formats(chosen))
+    print(file, *made, sep="\n")
     return 0
 
 

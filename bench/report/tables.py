@@ -116,7 +116,7 @@ def _short(text: str) -> str:
     return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]} … (more in report.md)"
 
 
-def parts_as_text(parts: Iterable[str | Table], width: int) -> str:
+def parts_as_text(parts: Iterable[str | Table], width: int = 80) -> str:
     """Paragraphs and tables, one below the other."""
     blocks = [wrap(p, width) if isinstance(p, str) else grid(p, width) for p in parts]
     return "\n\n".join("\n".join(block) for block in blocks) + "\n"
