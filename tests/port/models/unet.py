@@ -19,7 +19,8 @@ def pytorch():
             super().__init__()
             self.enc1 = nn.Conv2d(2, CHANNELS, 3, padding=1)
             self.norm1 = nn.GroupNorm(2, CHANNELS)
-            self.pool = nn.AvgPool2d(3, 2, 1, count_include_pad=True)
+            counted = PLANT != "average_pooling_count"
+            self.pool = nn.AvgPool2d(3, 2, 1, count_include_pad=counted)
             self.enc2 = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1)
             self.norm2 = nn.GroupNorm(2, CHANNELS)
             self.squeeze = nn.AdaptiveAvgPool2d(1)
@@ -69,13 +70,7 @@ def tensorflow():
 
     image = keras.Input((SIDE, SIDE, 2))
     a = layers.ReLU()(norm("norm1", conv(CHANNELS, "enc1", image)))
-    if PLANT == "average_pooling_count":
-        x = ops.pad(a, [[0, 0], [1, 1], [1, 1], [0, 0]])
-        counted = ops.pad(ops.ones_like(a), [[0, 0], [1, 1], [1, 1], [0, 0]])
-        pool = layers.AveragePooling2D(3, 2, name="pool")
-        x = pool(x) / layers.AveragePooling2D(3, 2)(counted)
-    else:
-        x = layers.AveragePooling2D(3, 2, name="pool")(layers.ZeroPadding2D(1)(a))
+    x = layers.AveragePooling2D(3, 2, name="pool")(layers.ZeroPadding2D(1)(a))
     b = layers.ReLU()(norm("norm2", conv(CHANNELS, "enc2", x)))
     order = "channels_first" if PLANT == "data_format" else "channels_last"
     gate = layers.GlobalAveragePooling2D(data_format=order, name="squeeze")(b)
