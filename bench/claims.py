@@ -4,7 +4,8 @@
 
 Claims stand in bench/claims.json, with their sources and the rule by which rows of a record answer
 them; nothing is judged by hand. Of several records each adds the rows that those before it do not
-have. --write makes docs/claims.md from them.
+have; their class of machine is named where it is not the first one's. --write makes docs/claims.md
+from them.
 """
 
 from __future__ import annotations

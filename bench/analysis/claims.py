@@ -3,7 +3,7 @@
 A claim stands in `bench/claims.json` with its source and a rule, which names rows of a record, a
 figure, and its bounds. Nothing is judged by hand: a row holds if its whole interval lies within the
 bounds, and fails if all of it lies outside. A row that several records have counts once, as in the
-first that has its figure.
+first that has its figure; of another class of machine than the first record's, that is said.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from bench.analysis.families import families
+from bench.analysis.machine_class import same_class, words
 from bench.analysis.table import NOT_MEASURED, ONCE, Figure, Table
 from bench.record import Case, Environment, Number, Record, in_words
 
@@ -168,12 +169,16 @@ def _among(value: Any, known: Any, what: str) -> None:
 
 @dataclass(frozen=True)
 class Answer:
-    """A row that answers a claim: its case, its figure, and its verdict with the reason."""
+    """A row that answers a claim: its case, its figure, and its verdict with the reason.
+
+    `machine`: its class, where that is not the first record's.
+    """
 
     case: Case
     figure: Figure | None
     verdict: str
     why: str = ""
+    machine: str = ""
 
 
 @dataclass(frozen=True)
@@ -204,14 +209,16 @@ def judge(records: list[Record], claims: list[Claim]) -> list[Judged]:
 
 
 def _judged(claim: Claim, tables: list[Table]) -> Judged:
-    rule = claim.rule
+    rule, first = claim.rule, tables[0].record.environment
     lacking = [_missing(rule.needs, table.record.environment) for table in tables]
     answers: dict[str, Answer] = {}
     for table, missing in zip(tables, lacking, strict=True):
+        environment = table.record.environment
+        machine = "" if same_class(first, environment) else words(environment)
         for case in _cases(claim, table.record):
             known = answers.get(case.id)
             if known is None or known.figure is None:
-                answer = _answer(case, rule, table)
+                answer = replace(_answer(case, rule, table), machine=machine)
                 answers[case.id] = replace(answer, verdict=OPEN, why=missing) if missing else answer
     rows = list(answers.values())
     verdict, why = (OPEN, lacking[0]) if all(lacking) else _verdict(rule, rows)

@@ -58,8 +58,9 @@ BRIEF_LEGEND = (
     "Gains over plain code of the same framework (x: times as fast), or over what is named; never "
     "over the other framework: that is what “ahead” compares. Shown means that the whole 95% "
     f"interval, in brackets, lies beyond {DELTA:.0%} of time, memory or size; that of memory is by "
-    "the scatter of the rows that had several processes. Gains keep accuracy; “but” says why a row "
-    "is not advised, and “ahead” then compares what it is held against: docs/report.md names that."
+    "the scatter of the rows that had several processes and that from run to run. Gains keep "
+    "accuracy; “but” says why a row is not advised, and “ahead” then compares what it is held "
+    "against: docs/report.md names that."
 )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from markupsafe import Markup
 
+from bench.analysis import machine_class
 from bench.analysis.claims import FAILS, HOLDS, OPEN, VERDICTS, Claim, Judged, Rule
 from bench.analysis.table import Figure
 from bench.record import FRAMEWORKS, Record
@@ -74,6 +75,7 @@ def here(judged: Judged) -> str:
     if row is None:
         return ""
     where = f"{row.case.full_title}, {row.case.task}, batch {row.case.batch_size}"
+    where += f"; on {row.machine}" if row.machine else ""
     held, rows = judged.held
     more = f"; {held} of {rows} rows hold" if rows > 1 else ""
     return f"{in_brackets(row.figure, judged.claim.rule)} ({where}){more}"
@@ -167,6 +169,7 @@ def data(records: list[Record], judged: list[Judged]) -> dict[str, Any]:
                 "rows": [
                     {
                         "case": row.case.id,
+                        "machine": row.machine or machine_class.words(records[0].environment),
                         "verdict": row.verdict,
                         "why": row.why or None,
                         "value": row.figure and row.figure.value,

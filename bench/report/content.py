@@ -105,7 +105,9 @@ def build(record: Record) -> Report:
 
 
 def run_line(record: Record) -> str:
-    """Effort, blocks and start of the run."""
+    """Effort, blocks and start of the run; of a pooled one the runs, which are its blocks."""
+    if of := record.pooled:
+        return f"{record.effort} effort · {len(of)} runs pooled · started {of[0]} to {of[-1]}"
     blocks = _blocks(record)
     plural = "" if blocks == 1 else "s"
     return f"{record.effort} effort · {blocks} block{plural} · started {record.started}"

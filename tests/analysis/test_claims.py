@@ -30,7 +30,7 @@ from bench.analysis.reading import load
 from bench.analysis.table import NO_ACCURACY, NOT_COMPARABLE, NOT_MEASURED, ONCE
 from bench.record import DIFFERENT, encode
 from bench.report.claims import counts, data, page, text
-from tests.records import planted, played_run, whole_run
+from tests.records import planted, played_run, whole_run, with_environment
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -397,6 +397,25 @@ def test_the_terminal_has_counts_first_and_no_wide_line():
     assert "needs a GPU; here" in body
 
 
+@pytest.mark.parametrize("cpu", [None, "another one"])
+def test_a_row_of_another_class_of_machine_says_so(cpu):
+    of_pt, of_tf = (
+        planted(BF16 | {"framework": side, "time": time})
+        for side, time in (("pt", (0.5, 0.48, 0.52)), ("tf", (0.4, 0.39, 0.41)))
+    )
+    of_tf = with_environment(of_tf, cpu=cpu) if cpu else of_tf
+    records = [of_pt, of_tf]
+    (found,) = judge(records, [claim(FASTER)])
+    named = {row.case.framework: row.machine for row in found.rows}
+    assert named["pt"] == ""
+    assert named["tf"].startswith("another one") == bool(cpu)
+    machines = [row["machine"] for row in data(records, [found])["claims"][0]["rows"]]
+    assert len(set(machines)) == (2 if cpu else 1)
+    assert ("; on another one" in page(records, [found], "a b")) == (
+        bool(cpu) and found.shown.case.framework == "tf"
+    )
+
+
 def test_json_has_every_row_with_its_bounds():
     records, found = shown()
     made = json.loads(json.dumps(data(records, found), allow_nan=False))
@@ -410,7 +429,7 @@ def test_the_page_shows_each_claim_with_figure_source_and_machine():
     records, found = shown()
     made = page(records, found, "docs")
     assert counts(found) in made
-    assert "Xeon(R) Platinum 8488C" in made
+    assert "Xeon Platinum 8488C" in made
     assert "## Does not hold here (1)" in made
     assert "1.111 (1.087–1.136)" in made
     assert "A page, 2020: nowhere" in made
