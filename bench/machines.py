@@ -43,7 +43,9 @@ CHOOSING = ("--technique", "--task", "--variant", "--framework", "-k")
 SYSTEM = ("/proc", "/sys", "/dev", "/usr", "/lib", "/lib64", "/bin", "/etc", "/opt")
 # Names that are no one's.
 COMMON = {"root", "user", "ubuntu", "runner", "docker", "localhost", "nobody", "home", "admin"}
-ABSOLUTE = re.compile(r"(?<![\w.~:/\\])(?:~|[A-Za-z]:)?(?:[/\\][\w.@+~-]+){2,}[/\\]?")
+COMMON |= {"bench", "pytest", "python", "torch", "tensorflow", "keras", "twinbench"}
+ABSOLUTE = re.compile(r"(?<![\w.~:/\\])(?:file://)?(?:~|[A-Za-z]:)?(?:[/\\][\w.@+~-]+){2,}[/\\]?")
+HOME = re.compile(r"(?:file://)?(?:[A-Za-z]:)?/(?:home|Users)/[^/]+/?")
 ADDRESS = re.compile(r"\b[\w.+-]+@[A-Za-z][\w-]*(?:\.[\w-]+)*\b")
 
 
@@ -116,7 +118,9 @@ def _without_folders(value: Any) -> Any:
 
 def _last_part(match: re.Match) -> str:
     path = match[0].replace("\\", "/")
-    return match[0] if path.startswith(SYSTEM) else f".../{path.rstrip('/').rpartition('/')[2]}"
+    if path.startswith(SYSTEM):
+        return match[0]
+    return "..." if HOME.fullmatch(path) else f".../{path.rstrip('/').rpartition('/')[2]}"
 
 
 # What is added ------------------------------------------------------------------------------------

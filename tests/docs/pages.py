@@ -25,7 +25,7 @@ PAGES = (
 )
 MADE = {f"docs/{name}.md" for name in ("any_model", "claims", "priorities", "report", "try_models")}
 MADE |= {f"docs/{name}.md" for name in ("attacked", "instructions", "machines", "overhead")}
-MADE |= {"docs/validation.md", "docs/differences.md"}
+MADE |= {"docs/validation.md", "docs/differences.md", "docs/reproducibility.md"}
 MADE |= {"docs/upstream.md"}  # which tests/test_upstream.py tests
 
 
