@@ -27,7 +27,6 @@ models.
 Copy with it: `pt_impl/kit/channels.py`, `pt_impl/kit/checks/structured_pruning.py`.
 """
 
-import copy
 import warnings
 
 import torch
@@ -132,7 +131,7 @@ def _at_fault(model: nn.Module, x, gone: list, why: str, training: bool) -> dict
 
 def _cut(model: nn.Module, x, gone: list, training: bool) -> tuple[nn.Module, str]:
     """Return a copy without the channels, and what is wrong with it, if anything."""
-    smaller, removed, cuts = copy.deepcopy(model), {}, {}
+    smaller, removed, cuts = copied(model), {}, {}
     for group, weakest in gone:
         for use in group.uses:
             here = {channel for channel, of_group in use.channels if of_group in weakest}

@@ -60,8 +60,7 @@ class Channels:
                 more = trace
             self.training = len(more.not_run) < len(trace.not_run)
             trace = more if self.training else trace
-        self.not_run = trace.not_run
-        seen = set()
+        self.not_run, seen = trace.not_run, set()
         # The widest first: what a narrower one makes may be a part of it.
         for layer in sorted(filter(makes_channels, trace.names), key=_width, reverse=True):
             if layer not in seen:
@@ -114,7 +113,8 @@ class _Trace:
     """What `torch_pruning` finds in a record of one pass."""
 
     def __init__(self, model: nn.Module, x, training: bool) -> None:
-        model, found = copy.deepcopy(model), []  # its hooks stay where tracing fails
+        with torch.no_grad():  # else a copy of TorchScript has no leaves
+            model, found = copy.deepcopy(model), []  # its hooks stay where tracing fails
 
         def forward(model, x):
             found.extend(t for t in outputs(model, x, training) if t.grad_fn is not None)

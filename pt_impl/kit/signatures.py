@@ -62,8 +62,9 @@ class Signature(nn.Module):
 
     def dynamic_shapes(self) -> tuple:
         """Return the open axes as `torch.export` takes them."""
-        dynamic = torch.export.Dim.DYNAMIC
-        return (tuple(dict.fromkeys(axes, dynamic) for axes in self.open_axes),)
+        if any(isinstance(part, torch.jit.RecursiveScriptModule) for part in self.modules()):
+            raise NotImplementedError("torch.export cannot follow TorchScript within the model")
+        return (tuple(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in self.open_axes),)
 
     def program(self, module: nn.Module | None = None) -> torch.export.ExportedProgram:
         """Return what `torch.export` records of the model, or of a module in its place."""
@@ -181,8 +182,7 @@ def _input_names(model: nn.Module, inputs, count: int) -> list[str]:
     known = inspect.signature(model.forward).parameters.values()
     names = [argument.name for argument in known if argument.kind in kinds][:count]
     given = len(inputs) if isinstance(inputs, tuple) else 1
-    by_place = [f"input_{place}" for place in range(count)]
-    return names if len(names) == count == given else by_place
+    return names if len(names) == count == given else [f"input_{n}" for n in range(count)]
 
 
 def _resized(tensor: Tensor, axis: int, more: int) -> Tensor:

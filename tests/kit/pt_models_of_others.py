@@ -188,6 +188,12 @@ def pruned_model_around_torchscript(folder):
     return gradients(model), gradients(made(Scripted))
 
 
+def fewer_channels_beside_torchscript(folder):
+    smaller = structured_pruning.remove_channels(made(Scripted), images(), share=0.5)
+    leaves = [parameter.is_leaf for parameter in smaller.parameters()]
+    return [smaller[0].after.out_features, *leaves], [8] + 8 * [True]
+
+
 def recomputed_block_around_torchscript(folder):
     plain, recomputed = made(Scripted), apply_checkpointing(made(Scripted), blocks="0")
     wanted, found = gradients(plain), gradients(recomputed)
@@ -197,6 +203,10 @@ def recomputed_block_around_torchscript(folder):
 def decay_of_embeddings_within_torchscript(folder):
     model = nn.Sequential(torch.jit.script(nn.Embedding(5, 4)), torch.jit.script(nn.Linear(4, 4)))
     return [name == "1.weight" for name in regularization.decayed_parameters(model)], [True]
+
+
+def onnx_of_torchscript(folder):
+    export.export_onnx(made(Scripted), images(), folder / "model.onnx")
 
 
 def one_update_of_scripted_statistics(folder):

@@ -32,6 +32,7 @@ RIGHT = rows(
     ["one_graph_with_a_plain_loss"],
     ["loss_of_a_prediction_by_a_file_of_a_model_whose_loss_reads_it"],
     ["pruned_model_around_torchscript"],
+    ["fewer_channels_beside_torchscript"],
     ["recomputed_block_around_torchscript"],
     ["decay_of_embeddings_within_torchscript"],
     ["file_of_embedding_bags"],
@@ -71,6 +72,7 @@ REFUSED = rows(
     ["one_update_of_scripted_statistics", "TorchScript, whose momentum is a constant"],
     ["fresh_scripted_statistics", "TorchScript, whose momentum is a constant"],
     ["replicas_of_scripted_norms", "TorchScript, which takes no other forward"],
+    ["onnx_of_torchscript", "^torch.export cannot follow TorchScript within the model$"],
     ["recomputed_torchscript", "TorchScript, which takes no other forward"],
     ["rate_of_scripted_dropout", "TorchScript, of which its rate is a constant"],
     ["channels_that_a_second_head_reads", "which the example does not run, may read them"],
@@ -81,7 +83,8 @@ REFUSED = rows(
 )
 REFUSED += rows(
     "tf",
-    ["recomputed_spectral_normalization", "writes to the weight"],
+    ["recomputed_spectral_normalization", "'block' writes to the weight it wraps"],
+    ["recomputed_layer_that_clips_its_weight", "'block' writes to the weight .*kernel in its"],
     ["onnxruntime_of_ctc", "cannot make constants of its variables: .* definitions differ.$"],
     ["litert_of_ctc", "LiteRT's converter refuses it: .* definitions differ.$"],
     ["static_int8_of_ctc", "cannot calibrate inside of a loop"],

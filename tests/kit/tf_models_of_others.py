@@ -79,6 +79,20 @@ def gradients_of_stateless_calls(folder):
 def recomputed_spectral_normalization(folder):
     normalised = layers.SpectralNormalization(layers.Dense(4), name="block")
     model = keras.Sequential([keras.Input((4,)), layers.Dense(4), normalised, layers.Dense(1)])
+    apply_checkpointing(model, blocks="block")
+
+
+class Clipped(layers.Dense):
+    """Keeps its weight within bounds, as a critic's."""
+
+    def call(self, x):
+        self.kernel.assign(tf.clip_by_value(self.kernel, -0.1, 0.1))
+        return super().call(x)
+
+
+def recomputed_layer_that_clips_its_weight(folder):
+    clipped = Clipped(4, name="block")
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(4), clipped, layers.Dense(1)])
     gradients(apply_checkpointing(model, blocks="block"))
 
 

@@ -59,9 +59,10 @@ def apply_checkpointing(model: tf.keras.Model, *, blocks: str) -> tf.keras.Model
     Raises:
         ValueError: before anything is changed, unknown names, blocks that overlap or are recomputed
             already and a model without variables.
-        NotImplementedError: tf_keras; and, when the model is traced, a block that adds a loss,
-            takes or gives complex numbers, draws random numbers without a Keras seed generator of
-            its own or changes variables of others; and a gradient of a block's gradient.
+        NotImplementedError: before that, tf_keras and SpectralNormalization, which writes to a
+            weight; when the model is traced, a block that does so, adds a loss, takes or gives
+            complex numbers, draws random numbers without a Keras seed generator of its own or
+            changes variables of others; and a gradient of a block's gradient.
     """
     layers, groups = checks.check_activation_checkpointing(model, blocks, _recomputed)
     if groups:

@@ -19,7 +19,7 @@ def check_activation_checkpointing(
     recomputed: the function that takes the place of the `call` of a recomputed layer.
 
     Raises ValueError for a model without variables, names of nothing, and blocks that are
-    recomputed already; NotImplementedError for tf_keras.
+    recomputed already; NotImplementedError for tf_keras, and a layer that writes to a weight.
     """
     if not model.built:
         raise ValueError("the model has no variables yet: call it once on an example input")
@@ -29,6 +29,10 @@ def check_activation_checkpointing(
     for layer in layers:
         if getattr(layer.call, "func", None) is recomputed:
             raise ValueError(f"blocks: {layer.name!r} is recomputed already")
+    for block in [*layers, *(layer for group in groups.values() for layer in group)]:
+        for layer in block._flatten_layers():
+            if isinstance(layer, tf.keras.layers.SpectralNormalization):
+                raise NotImplementedError(_writes(layer, "it wraps"))
     return layers, groups
 
 
@@ -80,12 +84,16 @@ def check_second_run(layer, changed: set[int], own: list) -> None:
     """
     weights = {id(variable): variable.path for variable in layer.trainable_variables}
     if written := [weights[key] for key in changed if key in weights]:
-        raise NotImplementedError(
-            f"{layer.name!r} writes to the weight {written[0]} in its forward pass, as"
-            " SpectralNormalization does: a second run would find another one"
-        )
+        raise NotImplementedError(_writes(layer, written[0]))
     if changed - {id(variable) for variable in own}:
         raise NotImplementedError(f"{layer.name!r} changes state of others, {_ADVICE}")
+
+
+def _writes(layer, weight: str) -> str:
+    return (
+        f"{layer.name!r} writes to the weight {weight} in its forward pass: a second run would find"
+        " another one"
+    )
 
 
 def _check_complex(layer, values: list) -> None:
