@@ -177,7 +177,7 @@ def run(kit: ModuleType, about: str | None) -> None:
     _say("products", Products({"float32": pools.flops, "bfloat16": bfloat16}))
     if given.file:
         sys.path.insert(0, ".")  # of its own imports
-        _file(kit, os.path.abspath(given.file), before)
+        tell_of_file(kit, os.path.abspath(given.file), before)
 
 
 def _pools(kit: ModuleType, threads: dict[str, int]) -> Pools:
@@ -194,7 +194,7 @@ def _pools(kit: ModuleType, threads: dict[str, int]) -> Pools:
     return Pools(threads, busy, max(flops, *rest[1::2]), max(rest[::2]) or None)
 
 
-def _file(kit: ModuleType, path: str, before: dict[str, int]) -> None:
+def tell_of_file(kit: ModuleType, path: str, before: dict[str, int]) -> None:
     """Print what is known of a file, group by group; what fails is said, and the rest goes on."""
     source = Path(path).read_text("utf-8", "replace")
     subject = kit.subject(user_model.load(path))

@@ -46,22 +46,28 @@ def facts(framework: str, path: Path | None, clock: Clock, share: float) -> tupl
     command += [str(path)] if path else []
     backend = {"KERAS_BACKEND": KERAS_BACKEND} if framework == "tf" else {}
     code, out, error = _run(command, QUIET | dict(os.environ) | backend, share * clock.left)
-    told = {"skipped": {}}
-    for line in out.splitlines():
-        with suppress(ValueError):
-            if line.startswith(MARK):
-                group = json.loads(line.removeprefix(MARK))
-                told["skipped"] |= group.pop("skipped", {})
-                told |= group
+    told = decoded(out)
     why, title = "", FRAMEWORKS[framework]
     if code is None:
         why = f"{title} was stopped before its last checks: the time was over"
     elif code:
         last = error.strip().splitlines()[-1:] or [f"it ended with status {code}"]
         missing = last[0].startswith(MISSING)
-        why = f"{title} is not installed" if missing and not told.get("version") else last[0]
+        why = f"{title} is not installed" if missing and not told.version else last[0]
         why = f"{why}: its checks are left out" if missing else f"{title}: {why}"
-    return msgspec.convert(told, Facts), why
+    return told, why
+
+
+def decoded(text: str) -> Facts:
+    """The facts among what a process printed."""
+    told = {"skipped": {}}
+    for line in text.splitlines():
+        with suppress(ValueError):
+            if line.startswith(MARK):
+                group = json.loads(line.removeprefix(MARK))
+                told["skipped"] |= group.pop("skipped", {})
+                told |= group
+    return msgspec.convert(told, Facts)
 
 
 def runtimes(clock: Clock) -> dict[str, int]:

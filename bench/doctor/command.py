@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
-import time
+import textwrap
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,9 +20,10 @@ from bench.analysis.reading import load
 from bench.doctor import asking, judges
 from bench.doctor import host as hosts
 from bench.doctor.files import sides_of
-from bench.doctor.findings import Finding, lines
+from bench.doctor.findings import WIDTH, Finding, lines
 from bench.doctor.gains import newest, shown, with_gain
 from bench.doctor.host import Host
+from bench.harness import machine
 from bench.record import FRAMEWORKS
 from bench.report import parsers
 from shared.health import Facts
@@ -45,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="for other programs")
     given = parser.parse_args(arguments)
-    start, clock = time.monotonic(), asking.Clock(LIMIT_S)
+    watch, clock = machine.Watch(), asking.Clock(LIMIT_S)
     try:
         path = given.file and given.file.resolve()
         sides = [given.framework] if given.framework else list(FRAMEWORKS)
@@ -56,11 +57,11 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     here = hosts.here()
-    known, left_out = {}, []
+    known, remarks = {}, []
     for place, side in enumerate(sides):
         facts, why = asking.facts(side, path, clock, share=SHARES[len(sides) - place])
         known[side] = facts
-        left_out += [why] if why else []
+        remarks += [why] if why else []
     runtimes = asking.runtimes(clock)
     source = path.read_text("utf-8", "replace") if path else ""
     every = judges.judged(here, known, source, _speeds(here, known, clock))
@@ -68,15 +69,20 @@ def main(arguments: list[str] | None = None) -> int:
     findings = [with_gain(one, records) for one in every]
     threads = {FRAMEWORKS[side]: f.pools.threads for side, f in known.items() if f.pools}
     threads |= {name: {"intra-op": count} for name, count in runtimes.items()}
-    left_out += [f"{n}: {why}" for facts in known.values() for n, why in facts.skipped.items()]
-    seconds = time.monotonic() - start
+    remarks += [
+        f"{n} was not seen: {why}" for facts in known.values() for n, why in facts.skipped.items()
+    ]
+    attempt = watch.stop()
+    if busy := machine.busy(attempt.others):
+        remarks.append(f"{busy}: times scatter, ask again when it is quiet")
+    seconds = attempt.seconds
     if given.json:
-        told = {"findings": [asdict(one) for one in findings], "left_out": left_out}
+        told = {"findings": [asdict(one) for one in findings], "remarks": remarks}
         told |= {"threads": threads, "usable_cores": here.usable, "seconds": seconds}
         told |= {"by_default": {side: BY_DEFAULT[side] for side in sides}}
         print(json.dumps(told))
     else:
-        print("\n".join(text(here, findings, threads, left_out, seconds)))
+        print("\n".join(text(here, findings, threads, remarks, seconds)))
     return 0
 
 
@@ -95,10 +101,13 @@ def text(
     here: Host,
     findings: list[Finding],
     threads: dict[str, dict[str, int]],
-    left_out: list[str],
+    remarks: list[str],
     seconds: float,
 ) -> list[str]:
-    """The answer as lines: a finding after the other, or that there is none."""
+    """The answer as lines: a finding after the other, or that there is none.
+
+    remarks: what was not asked, or disturbed.
+    """
     wrong = [one for one in findings if one.wrong]
     pools = [f"{name} {pool['intra-op']}" for name, pool in threads.items()]
     looked = f"{hosts.words(here)}; threads: {', '.join(pools) or 'not known'}; {seconds:.0f} s"
@@ -106,7 +115,7 @@ def text(
     told = [f"{head} ({looked})"]
     for finding in findings:
         told += lines(finding)
-    return told + [f"left out: {why}" for why in left_out]
+    return told + textwrap.wrap("; ".join(remarks), WIDTH) if remarks else told
 
 
 def warn(path: Path | None = None) -> None:
