@@ -53,8 +53,8 @@ def same_class(a: Environment, b: Environment) -> bool:
 def differences(a: Environment, b: Environment) -> list[str]:
     """How the new machine `b` differs from `a`, a sentence each, what matters most first."""
     devices = [_gpu(one) or "the CPU" for one in (a, b)]
-    said = [] if _agree(*devices) else [f"it computes on {devices[1]}, on {devices[0]} before"]
-    said += _speeds_apart(a, b)
+    sentences = [] if _agree(*devices) else [f"it computes on {devices[1]}, on {devices[0]} before"]
+    sentences += _speeds_apart(a, b)
     for what, old, new in (
         ("the processors used are", sharing(a), sharing(b)),
         ("the instructions are", _instructions(a), _instructions(b)),
@@ -67,23 +67,25 @@ def differences(a: Environment, b: Environment) -> list[str]:
     ):
         if not _agree(old, new):
             by = "by " * what.endswith(" by")
-            said.append(f"{what} {new}, {by}{old} before")
+            sentences.append(f"{what} {new}, {by}{old} before")
     if any(not _agree(old, b.allocator.get(name)) for name, old in a.allocator.items()):
-        said.append("the allocator has other settings")
+        sentences.append("the allocator has other settings")
     if a.bandwidth and b.bandwidth and (factor := _factor(a.bandwidth.all, b.bandwidth.all)):
-        said.append(f"the memory moves {_times(factor)}")
+        sentences.append(f"the memory moves {_times(factor)}")
     if a.memory_bytes and b.memory_bytes:
         old, new = a.memory_bytes, b.memory_bytes
         if abs(old - new) > MEMORY_SHARE * old:
-            said.append(f"it has {new / 2**30:.3g} GiB of memory, {old / 2**30:.3g} GiB before")
+            sentences.append(
+                f"it has {new / 2**30:.3g} GiB of memory, {old / 2**30:.3g} GiB before"
+            )
     for what, old, new in (
         ("the hypervisor is", a.hypervisor, b.hypervisor),
         ("the governor is", a.governor, b.governor),
         ("the build of the system is", a.os, b.os),
     ):
         if not _agree(old, new):
-            said.append(f"{what} {new}, {old} before")
-    return said
+            sentences.append(f"{what} {new}, {old} before")
+    return sentences
 
 
 # What a class is made of ------------------------------------------------------------------------
@@ -237,7 +239,7 @@ def _speeds_apart(a: Environment, b: Environment) -> list[str]:
     """The dtypes in which the machines are not equally fast, in sentences."""
     if is_disturbed(a) or is_disturbed(b):
         return []
-    said = []
+    sentences = []
     for dtype in ("float32", "bfloat16"):
         old, new = product(a, dtype), product(b, dtype)
         if factor := _factor(old, new):
@@ -245,8 +247,8 @@ def _speeds_apart(a: Environment, b: Environment) -> list[str]:
             if new_speed.split()[1] == old_speed.split()[1]:  # the unit stands there once
                 old_speed = old_speed.split()[0]
             speeds = f"{new_speed} in {dtype}, {old_speed} before"
-            said.append(f"the new machine computes {_times(factor)}: {speeds}")
-    return said
+            sentences.append(f"the new machine computes {_times(factor)}: {speeds}")
+    return sentences
 
 
 def _times(factor: float) -> str:
