@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from bench.port.pytorch_side import RECURRENT, Event
-from bench.port.recurrent import Settings, run
+from bench.port.recurrent import Settings, is_packed, run, run_packed
 
 EPSILONS = (1e-3, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 1.001e-5, 1e-2, 1e-4)
 SLOPES = (0.3, 0.2, 0.1, 0.01, 1.0)
@@ -75,8 +75,10 @@ def changes(event: Event, context: Context) -> Iterator[Change]:
         yield from _transposed(event)
     elif name.startswith("conv"):
         yield from _convolution(event)
-    elif "max_pool" in name or "avg_pool" in name:
-        yield from _pooling(event) if "adaptive" not in name else ()
+    elif name.startswith("adaptive_avg_pool"):
+        yield from _whole_pooling(event)
+    elif name.startswith(("max_pool", "avg_pool")):
+        yield from _pooling(event)
     elif name in EPSILON_AT:
         yield from _normalisation(event, context)
     elif name in ("softmax", "log_softmax"):
@@ -100,8 +102,6 @@ def changes(event: Event, context: Context) -> Iterator[Change]:
         yield from _sum(event)
     elif name in ("mul", "__mul__", "div", "__truediv__", "__rmul__"):
         yield from _scale(event, context)
-    elif name.startswith("adaptive_avg_pool"):
-        yield from _whole_pooling(event)
     if name in ACTIVATIONS or name == "relu_":
         yield from _activation(event, context)
     yield from _denormals(event)
@@ -268,7 +268,7 @@ def _activation(event: Event, context: Context) -> Iterator[Change]:
     if name in ("leaky_relu", "elu"):
         function, before = ACTIVATIONS[name], event.argument(1, "", None)
         before = event.kwargs.get("negative_slope", event.kwargs.get("alpha", before))
-        for slope in dict.fromkeys((*context.slopes, *SLOPES)):
+        for slope in dict.fromkeys((*filter(None, context.slopes), *SLOPES)):
             change = (lambda e, s=slope: function(e.args[0], s))  # fmt: skip
             yield Change("negative_slope", f"{before}", f"{slope:g}", change, (name, before))
     for other, function in ACTIVATIONS.items():
@@ -376,27 +376,42 @@ def _interpolation(event: Event) -> Iterator[Change]:
 
 
 def _recurrent(event: Event, context: Context) -> Iterator[Change]:
-    if isinstance(event.args[2], Tensor):  # packed
-        return
-    kind, name = event.name.split("_")[0], event.name
+    kind, name, packed = event.name.split("_")[0], event.name, is_packed(event.args)
 
-    def call(e: Event, settings: Settings, mask: Tensor | None = None, flip: bool = False) -> Any:
+    def call(
+        e: Event,
+        settings: Settings,
+        mask: Tensor | None = None,
+        *,
+        flip: bool = False,
+        zeros: bool = False,
+    ) -> Any:
+        if packed:
+            return run_packed(kind, e.args, settings)
         x, _, weights, biases, layers, _, _, both, first = e.args[:9]
         first = first != flip
-        return run(kind, x, weights, biases, layers, both, first, settings, mask)
+        out, last = run(kind, x, weights, biases, layers, both, first, settings, mask)
+        if zeros:
+            kept = mask if first else mask.T
+            out = out * kept[..., None].to(out.dtype)
+        return out, last
 
-    first = event.args[8]
     usual = Settings(activation="relu" if name == "rnn_relu" else "tanh")
-    change = (lambda e: call(e, usual, flip=True))  # fmt: skip
-    yield Change("batch_first", str(first), str(not first), change, (name,))
-    for mask in _masks(event.args[0], context, first):
-        change = (lambda e, m=mask: call(e, usual, m))  # fmt: skip
-        yield Change("mask", "mask_zero=False", "lengths of the sequences", change, (name,))
     for settings in dict.fromkeys(context.recurrent):
         if settings.kind == kind and settings != usual:
             key = "recurrent_activation" if settings.reset_after else "gru_reset"
             change = (lambda e, s=settings: call(e, s))  # fmt: skip
-            yield Change(key, str(usual), str(settings), change, (name,))
+            yield Change(key, str(usual), str(settings), change, (name,), packed)
+    if packed:
+        return
+    first = event.args[8]
+    change = (lambda e: call(e, usual, flip=True))  # fmt: skip
+    yield Change("batch_first", str(first), str(not first), change, (name,))
+    for mask in _masks(event.args[0], context, first):
+        for zeros in (False, True):
+            change = (lambda e, m=mask, z=zeros: call(e, usual, m, zeros=z))  # fmt: skip
+            words = ("mask_zero=False", "pack_padded_sequence with the lengths")
+            yield Change("mask", *words, change, (name, zeros))
 
 
 def _masks(x: Tensor, context: Context, first: bool) -> Iterator[Tensor]:
@@ -410,7 +425,7 @@ def _masks(x: Tensor, context: Context, first: bool) -> Iterator[Tensor]:
 def _last(event: Event, context: Context) -> Iterator[Change]:
     """The last output of a layer that runs both ways."""
     layers = [e for e in context.events if e.name in RECURRENT and e.place < event.place]
-    if not layers or not isinstance(layers[-1].args[2], (list, tuple)):
+    if not layers or is_packed(layers[-1].args):
         return
     both, first = layers[-1].args[7:9]
     out = layers[-1].out

@@ -15,7 +15,7 @@ from torch import Tensor
 from bench.port import pytorch_side, tensorflow_side
 from bench.port.alternatives import Change, Context, changes
 from bench.port.causes import CATALOGUE
-from bench.port.pytorch_side import Event, PyTorchSide
+from bench.port.pytorch_side import RECURRENT, Event, PyTorchSide
 from bench.port.recurrent import FUNCTIONS, Settings
 from bench.port.report import Finding
 from bench.port.tensorflow_side import TensorFlowSide
@@ -32,6 +32,8 @@ from shared import user_model
 from shared.user_model import BadFile
 
 MOST_CHANGES, MOST_SECONDS = 60, 45.0
+WINDOW = 12  # calls around one in which its effect shows
+RESHAPES = ("flatten", "reshape", "view", "unflatten")
 
 
 @dataclass
@@ -114,63 +116,78 @@ class Forward:
 
     def _cause(self, both: Pass, context: Context) -> tuple:
         """The first call with a change that makes it equal to something in TensorFlow."""
-        before = ""
+        before, taken, unequal = "", set(), []
         for event in both.pt.events:
+            entry = both.tf.index.match(numpy(event.out), self._bound(both, event.place))
+            if entry:
+                taken.add(entry.place)
+                before = before if unequal else event.layer or before
+            else:
+                unequal.append(event)
+        for event in unequal:
             bound = self._bound(both, event.place)
-            if both.tf.index.match(numpy(event.out), bound):
-                before = event.layer or before
-                continue
             for change in changes(event, context):
                 out = _tried(change, event)
-                if out is None or not both.tf.index.match(numpy(out), bound):
+                if out is None:
                     continue
-                if not change.shown_later or self._shows(event, change, both):
+                if change.shown_later:
+                    if self._shows(event, change, both, context, taken):
+                        return event, change, before
+                elif both.tf.index.match(numpy(out), bound):
                     return event, change, before
+        # A reshape has equal numbers whatever their order, and shows where it is used.
+        last = unequal[0].place if unequal else len(both.pt.events)
+        for event in reversed(both.pt.events[max(last - WINDOW, 0) : last]):
+            for change in changes(event, context) if event.name in RESHAPES else ():
+                if _tried(change, event) is not None:
+                    if self._shows(event, change, both, context, taken):
+                        return event, change, before
         return None, None, before
 
     def _change(self, event: Event, change: Change, both: Pass) -> int:
         """Have the change in force for all calls like it, or for this one; how many it was."""
-        count = 0
-
-        def alike(other: Event) -> Tensor | None:
-            nonlocal count
-            if other.name != event.name or not _like(change, other, context):
-                return None
-            count += 1
-            return change.apply(other)
-
-        def single(other: Event) -> Tensor | None:
-            return change.apply(other) if other.place == event.place else None
-
-        context = Context(events=both.pt.events)
-        for patch in (alike, single):
+        count = [0]
+        context = self._context(both.pt.training)
+        context.events = both.pt.events
+        for patch in (_alike(event, change, context, count), _single(event, change)):
             self.pt.patches.append(patch)
+            count[0] = 0
             try:
                 ours = self.pt.trace(training=both.pt.training)
             except Exception:  # a call that is not alike after all
                 self.pt.patches.remove(patch)
                 continue
-            if patch is single or self._moved(both, ours):
-                return max(count, 1) if patch is alike else 1
+            if self._moved(both, ours):
+                return max(count[0], 1)
             self.pt.patches.remove(patch)
+        self.pt.patches.append(_single(event, change))
         return 1
 
-    def _shows(self, event: Event, change: Change, both: Pass) -> bool:
-        """Whether a call that takes a changed one's output has its equal then, and had none."""
-
-        def single(other: Event) -> Tensor | None:
-            return change.apply(other) if other.place == event.place else None
-
-        self.pt.patches.append(single)
-        try:
-            after = self.pt.trace(training=both.pt.training).events
-        finally:
-            self.pt.patches.remove(single)
-        for old, new in zip(both.pt.events, after, strict=False):
-            if any(tensor is event.out for tensor in old.tensors()) and old.place > event.place:
+    def _shows(self, event: Event, change: Change, both: Pass, context: Context, taken: set) -> bool:
+        """Whether calls after a changed one, or outputs, have their equal then and had none."""
+        for patch in (_single(event, change), _alike(event, change, context, [0])):
+            self.pt.patches.append(patch)
+            try:
+                ours = self.pt.trace(training=both.pt.training)
+            except Exception:  # of another shape than calls after it take
+                continue
+            finally:
+                self.pt.patches.remove(patch)
+            first = event.place + 1
+            pairs = zip(both.pt.events[first:], ours.events[first:], strict=False)
+            for old, new in list(pairs)[:WINDOW]:
                 bound = self._bound(both, old.place)
-                if not both.tf.index.match(numpy(old.out), bound):
-                    return both.tf.index.match(numpy(new.out), bound) is not None
+                if both.tf.index.match(numpy(old.out), bound):
+                    continue
+                entry = both.tf.index.match(numpy(new.out), bound)
+                if entry and entry.place not in taken:
+                    return True
+            for old, new, theirs in zip(
+                both.pt.outputs, ours.outputs, both.tf.outputs, strict=True
+            ):
+                sizes = [closest(numpy(t), numpy(theirs)) for t in (old, new)]
+                if sizes[1] <= both.bound < sizes[0]:
+                    return True
         return False
 
     def _moved(self, both: Pass, ours: Any) -> bool:
@@ -185,7 +202,8 @@ class Forward:
         cause = CATALOGUE[change.key]
         out = change.apply(event)
         out = out[0] if isinstance(out, tuple) else out
-        entry = both.tf.index.match(numpy(out), self._bound(both, event.place))
+        entries = list(both.tf.index.matches(numpy(out), self._bound(both, event.place)))
+        entry = entries[-1 if event.name in RESHAPES else 0] if entries else None
         layer_tf = entry.layer if entry else ""
         last = self.findings[-1] if self.findings else None
         words = [text.format(a=change.a, b=change.b, pads=change.b, padding=change.a)
@@ -223,7 +241,7 @@ class Forward:
         size = both.size
         for pair in self.weights.pairs:
             event = self._event(both, pair)
-            if event is None:
+            if event is None or (event.name in RECURRENT and is_inner(pair, self.weights.pairs)):
                 continue
             bound = self._bound(both, event.place)
             if both.tf.index.match(numpy(event.out), bound, pair.tf.name):
@@ -310,6 +328,8 @@ class Forward:
     def _first_unequal(self, both: Pass) -> int | None:
         for place, pair in enumerate(self.weights.pairs):
             event = self._event(both, pair)
+            if event and event.name in RECURRENT and is_inner(pair, self.weights.pairs):
+                continue
             if event and not both.tf.index.match(
                 numpy(event.out), self._bound(both, event.place), pair.tf.name
             ):
@@ -362,6 +382,13 @@ class Forward:
         return "initial_values", ""
 
 
+def is_inner(pair: Pair, pairs: list[Pair]) -> bool:
+    """Whether a recurrent layer is one of several in a module, and not the last."""
+    module = pair.pt.name.rpartition("_l")[0]
+    after = pairs[pairs.index(pair) + 1 :]
+    return bool(module) and any(other.pt.name.startswith(f"{module}_l") for other in after)
+
+
 def _tried(change: Change, event: Event) -> Tensor | None:
     """What a change gives; None where it cannot be made here."""
     try:
@@ -371,6 +398,30 @@ def _tried(change: Change, event: Event) -> Tensor | None:
         return None
     out = out[0] if isinstance(out, tuple) else out
     return out if isinstance(out, Tensor) and out.is_floating_point() else None
+
+
+def _single(event: Event, change: Change) -> Callable[[Event], Any]:
+    """The change of one call."""
+
+    def patch(other: Event) -> Any:
+        same = (other.place, other.name, other.layer) == (event.place, event.name, event.layer)
+        return change.apply(other) if same else None
+
+    return patch
+
+
+def _alike(
+    event: Event, change: Change, context: Context, count: list[int]
+) -> Callable[[Event], Any]:
+    """The change of all calls that have the same setting; they are counted."""
+
+    def patch(other: Event) -> Any:
+        if other.name != event.name or not _like(change, other, context):
+            return None
+        count[0] += 1
+        return change.apply(other)
+
+    return patch
 
 
 def _like(change: Change, other: Event, context: Context) -> bool:

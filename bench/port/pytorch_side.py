@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -85,7 +87,7 @@ class Calls(TorchFunctionMode):
         name, kwargs = getattr(function, "__name__", ""), kwargs or {}
         if name in ("__get__", "__set__", "size", "dim", "numel", "stride", "is_floating_point"):
             return function(*args, **kwargs)
-        if self._changes_in_place(name, kwargs) and args and isinstance(args[0], Tensor):
+        if _changes_in_place(function, args, kwargs) and args and isinstance(args[0], Tensor):
             self._keep_before(args[0])
         layer = self.stack[-1] if self.stack else ""
         event = Event(self.place, name, function, args, kwargs, None, layer)
@@ -94,9 +96,8 @@ class Calls(TorchFunctionMode):
             function, args, kwargs = self._without_dropout(function, name, args, kwargs)
             result = function(*args, **kwargs)
         first = result[0] if isinstance(result, tuple) and result else result
-        if not isinstance(first, Tensor) or not first.is_floating_point() or name.startswith("_"):
-            if name != "__getitem__" or not isinstance(first, Tensor):
-                return result
+        if not isinstance(first, Tensor) or not first.is_floating_point() or not _is_seen(name):
+            return result
         event.out = first
         self.place += 1
         if self.see:
@@ -112,10 +113,6 @@ class Calls(TorchFunctionMode):
                 return result
         return None
 
-    def _changes_in_place(self, name: str, kwargs: dict) -> bool:
-        trailing = name.endswith("_") and not name.endswith("__")
-        return bool(trailing or name in IN_PLACE or kwargs.get("inplace"))
-
     def _keep_before(self, tensor: Tensor) -> None:
         """Events that hold a tensor which is about to change get a copy of it."""
         before = None
@@ -130,8 +127,9 @@ class Calls(TorchFunctionMode):
             return function, args, kwargs
         if name in DROPOUTS:
             return torch.clone, args[:1] or (kwargs["input"],), {}
-        if name in RECURRENT:  # input, state, weights, biases, layers, dropout, ...
-            args = (*args[:5], 0.0, *args[6:])
+        if name in RECURRENT:  # input, (sizes,) state, weights, biases, layers, dropout, ...
+            place = 6 if isinstance(args[3], (list, tuple)) else 5
+            args = (*args[:place], 0.0, *args[place + 1 :])
         if name == "multi_head_attention_forward":
             args = (*args[:10], 0.0, *args[11:]) if len(args) > 10 else args
             kwargs = kwargs | {"dropout_p": 0.0} if "dropout_p" in kwargs else kwargs
@@ -252,6 +250,29 @@ def outputs(output: Any) -> list[Tensor]:
         tree = tree["logits"]
     leaves = user_model.leaves(tree)
     return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def _changes_in_place(function: Callable, args: tuple, kwargs: dict) -> bool:
+    """Whether a call writes into its first argument: by its name, or as it is told."""
+    name = getattr(function, "__name__", "")
+    if (name.endswith("_") and not name.endswith("__")) or name in IN_PLACE:
+        return True
+    place = _place_of_inplace(function)
+    return bool(kwargs.get("inplace") or (place is not None and args[place : place + 1] == (True,)))
+
+
+@cache
+def _place_of_inplace(function: Callable) -> int | None:
+    """Which argument of a function says `inplace`; None where it has none."""
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # of a function that is no Python
+        return None
+    return names.index("inplace") if "inplace" in names else None
+
+
+def _is_seen(name: str) -> bool:
+    return not name.startswith("_") or name in ("__getitem__", "_pad_packed_sequence")
 
 
 def _double(tensor: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
+from torch.nn.utils import rnn
 
 FUNCTIONS = {
     "tanh": torch.tanh,
@@ -72,6 +73,20 @@ def run(
             last.append(outs[-1][:, 0 if way else -1])
         x = torch.cat(outs, -1)
     return (x if first else x.transpose(0, 1)), torch.stack(last)
+
+
+def is_packed(args: tuple) -> bool:
+    """Whether arguments of `torch.lstm` and others are those of packed sequences."""
+    return isinstance(args[3], (list, tuple))
+
+
+def run_packed(kind: str, args: tuple, settings: Settings) -> tuple[Tensor, Tensor]:
+    """As `run`, with the arguments of `torch.lstm` for packed sequences."""
+    data, sizes, _, weights, biases, layers, _, _, both = args[:9]
+    x, lengths = rnn.pad_packed_sequence(rnn.PackedSequence(data, sizes), batch_first=True)
+    mask = torch.arange(x.shape[1])[None] < lengths[:, None]
+    out, last = run(kind, x, weights, biases, layers, both, True, settings, mask)
+    return rnn.pack_padded_sequence(out, lengths, batch_first=True).data, last
 
 
 def _direction(kind, x, weights, settings, mask, *, backwards: bool) -> Tensor:

@@ -109,9 +109,15 @@ class Index:
 
     def match(self, ours: np.ndarray, bound: float, layer: str | None = None) -> Entry | None:
         """The first tensor that is equal to one of PyTorch, in whatever layout; of a layer only."""
+        return next(self.matches(ours, bound, layer), None)
+
+    def matches(
+        self, ours: np.ndarray, bound: float, layer: str | None = None
+    ) -> Iterator[Entry]:
+        """All tensors that are equal to one of PyTorch."""
         entries = self.by_count.get(ours.size, ()) if ours.dtype.kind == "f" else ()
         if not entries:
-            return None
+            return
         flat = ours.ravel()
         norm = float(np.sqrt(np.vdot(flat, flat)))
         total = float(flat.sum(dtype=np.float64))
@@ -124,8 +130,7 @@ class Index:
             if abs(entry.total - total) > (near + 1e-6 * norm) * ours.size**0.5:
                 continue
             if closest(ours, numpy(entry.tensor)) <= bound:
-                return entry
-        return None
+                yield entry
 
     def nearest(self, ours: np.ndarray, layer: str) -> float:
         """The smallest distance to a tensor of a layer; inf where none has its size."""
