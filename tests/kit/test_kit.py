@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shared import cgroups
 from shared.datasets import batch_order
 from shared.specs import (
     NO_LABEL,
@@ -465,15 +466,29 @@ def test_traces_are_counted(kit, models, framework):
 
 
 @EITHER
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_the_machines_flops_divide_the_work_by_the_best_time(kit, monkeypatch, framework, dtype):
     clock = iter([0.0, 1.0, 5.0, 6.0, 6.5, 7.0, 9.0, 20.0])  # products of 4, 0.5 and 2 seconds
     monkeypatch.setattr(kit.runtime, "perf_counter", lambda: next(clock))
     assert kit.runtime.matmul_flops(size=10, dtype=dtype, seconds=15) == 2 * 10**3 / 0.5
-    if framework == "pt":
+    if framework == "pt" and dtype != "int8":
         monkeypatch.undo()
         ran = kit.runtime.operator_dtypes(
             lambda x, y: kit.runtime.matmul_flops(size=32, dtype=dtype, seconds=0.0), None, None
         )
         assert [*ran] == ["matmul"]
         assert [*ran["matmul"]] == [dtype]
+
+
+@EITHER
+def test_operations_have_one_thread_within_and_then_as_many_as_before(kit, framework):
+    def used():
+        if framework == "pt":
+            return kit.runtime.torch.get_num_threads()
+        return len(cgroups.processors())
+
+    before = used()
+    with kit.runtime.one_thread():
+        assert used() == 1
+        assert kit.runtime.matmul_flops(size=16, dtype="float32", seconds=0.0) > 0
+    assert used() == before
