@@ -17,9 +17,9 @@ from bench.analysis.across_machines import (
     same_row,
     statements,
 )
-from bench.analysis.machine_class import differences, words
+from bench.analysis.machine_class import differences, product, words
 from bench.analysis.ranking import Ranking
-from bench.analysis.table import GAINED, MORE_IS_BETTER, SIZE, Row
+from bench.analysis.table import GAINED, MORE_IS_BETTER, SIZE, Figure, Row
 from bench.record import FRAMEWORKS
 from bench.report import advised
 from bench.report.content import run_line
@@ -46,15 +46,15 @@ COUNTED = {
 WORST = (TURNS, UNTOLD, AMOUNT, HOLDS, ONCE, NOTHING)  # an answer has the first of its statements'
 
 
-def verdict_of(said: Statement) -> str:
+def verdict_of(statement: Statement) -> str:
     """The verdict, with "by another amount" as one of its own."""
-    return AMOUNT if said.differs else said.verdict
+    return AMOUNT if statement.differs else statement.verdict
 
 
-def by_answer(said: list[Statement]) -> dict[str, list[list[Statement]]]:
+def by_answer(stated: list[Statement]) -> dict[str, list[list[Statement]]]:
     """The statements of each answer together, by the answer's verdict."""
     grouped: dict[int, list[Statement]] = {}
-    for one in said:
+    for one in stated:
         grouped.setdefault(id(one.answer), []).append(one)
     made: dict[str, list[list[Statement]]] = {verdict: [] for verdict in WORST}
     for some in grouped.values():
@@ -62,9 +62,9 @@ def by_answer(said: list[Statement]) -> dict[str, list[list[Statement]]]:
     return made
 
 
-def counts(said: list[Statement]) -> str:
+def counts(stated: list[Statement]) -> str:
     """How many answers hold, turn, or can't be told."""
-    grouped = by_answer(said)
+    grouped = by_answer(stated)
     parts = [
         text.format(len(grouped[verdict])) for verdict, text in COUNTED.items() if grouped[verdict]
     ]
@@ -74,18 +74,18 @@ def counts(said: list[Statement]) -> str:
 # In README ----------------------------------------------------------------------------------------
 
 
-def marks(said: list[Statement]) -> dict[tuple[int, str | None], str]:
+def marks(stated: list[Statement]) -> dict[tuple[int, str | None], str]:
     """A mark, or none, by the id of the answer and the framework; None for who is ahead."""
-    return {(id(one.answer), one.framework): MARKS[verdict_of(one)] for one in said}
+    return {(id(one.answer), one.framework): MARKS[verdict_of(one)] for one in stated}
 
 
-def line(machines: list[Machine], said: list[Statement]) -> str:
+def line(machines: list[Machine], stated: list[Statement]) -> str:
     """The sentence of README's first screen: on which other machines, and how much holds there."""
     names = [f"{words(one.record.environment)}{_part(one)}" for one in machines[:NAMED]]
     names += [f"{len(machines) - NAMED} more"] if len(machines) > NAMED else []
     return (
         f"**On other machines** ([{PAGE}]({PAGE})), {escape(_listed(names))}: "
-        f"{escape(counts(said).lower())}"
+        f"{escape(counts(stated).lower())}"
     )
 
 
@@ -140,15 +140,15 @@ FOLDED = (HOLDS, ONCE, NOTHING)
 
 def page(first: Machine, machines: list[Machine]) -> str:
     """The page as Markdown: what README's machine says, and what the others say of that."""
-    said = statements(first, machines)
+    stated = statements(first, machines)
     labels = _labels([first, *machines])
-    grouped = by_answer(said)
+    grouped = by_answer(stated)
     parts = [
         "<!-- Made by `twinbench machines page`: make it again. -->",
         "# What holds on all machines",
-        *_summary(first, said, labels),
+        *_summary(first, stated, labels),
         "## The machines",
-        *(_machine(one, first, said, labels) for one in (first, *machines)),
+        *(_machine(one, first, stated, labels) for one in (first, *machines)),
     ]
     for verdict, heading in HEADINGS.items():
         if grouped[verdict]:
@@ -163,8 +163,10 @@ def _labels(machines: list[Machine]) -> dict[str, str]:
     """A short name of each machine: its speed, or its GPU; where two have the same, all words."""
     short = {}
     for one in machines:
-        gpu, text = one.record.environment.gpu, words(one.record.environment)
-        short[one.name] = str(gpu.get("name")) if gpu else text.rpartition(", ")[2]
+        environment = one.record.environment
+        text = words(environment)
+        speed = text.rpartition(", ")[2] if product(environment, "float32") else text
+        short[one.name] = str(environment.gpu.get("name")) if environment.gpu else speed
     return {
         one.name: short[one.name]
         if list(short.values()).count(short[one.name]) == 1
@@ -173,17 +175,17 @@ def _labels(machines: list[Machine]) -> dict[str, str]:
     }
 
 
-def _summary(first: Machine, said: list[Statement], labels: dict[str, str]) -> Iterator[str]:
+def _summary(first: Machine, stated: list[Statement], labels: dict[str, str]) -> Iterator[str]:
     """What a reader gets in ten seconds."""
     about = f"README's answers are of one machine, {words(first.record.environment)}."
-    yield f"{escape(about)} **{escape(counts(said))}**"
+    yield f"{escape(about)} **{escape(counts(stated))}**"
     lines = [
         f"- **{verdict[0].upper()}{verdict[1:]}**: {_place(one)}. {_in_short(one, labels)}"
         for verdict in (TURNS, UNTOLD)
-        for one in said
+        for one in stated
         if one.verdict == verdict
     ]
-    apart = [one for one in said if one.differs]
+    apart = [one for one in stated if one.differs]
     if apart:
         most = max(apart, key=_spread)
         about = f"{_place(most)}. {_in_short(most, labels)}"
@@ -191,36 +193,44 @@ def _summary(first: Machine, said: list[Statement], labels: dict[str, str]) -> I
     yield "\n".join(lines)
 
 
-def _in_short(said: Statement, labels: dict[str, str]) -> str:
+def _in_short(statement: Statement, labels: dict[str, str]) -> str:
     """PyTorch's ONNX Runtime: 4.98x on 418 GFLOP/s, 3.15x on 189 GFLOP/s."""
-    goal, told = said.answer.goal, []
-    for look in said.told:
-        gain, leads = look.gain, look.answer.ahead
+    goal, told = statement.answer.goal, []
+    for look in statement.told:
+        leads, gain = look.answer.ahead, _gain(statement, look)
         bare = gain and advised.gained(
             replace(gain, low=gain.value, high=gain.value, kind="once"), goal, short=True
         )
-        if said.framework is None:
+        if statement.framework is None:
             bare = f"{FRAMEWORKS[leads]}, {bare}" if leads else advised.NO_DIFFERENCE
         told.append(f"{bare or 'none'} on {labels[look.machine.name]}")
-    row = said.row or next(filter(None, (look.row for look in said.told)), None)
-    name = f"{FRAMEWORKS[said.framework]}'s {name_of(row.case, short=True)}" if row else "Ahead"
+    row = statement.row or next(filter(None, (look.row for look in statement.told)), None)
+    name = (
+        f"{FRAMEWORKS[statement.framework]}'s {name_of(row.case, short=True)}" if row else "Ahead"
+    )
     return escape(f"{name}: {'; '.join(told)}")
 
 
-def _spread(said: Statement) -> float:
+def _gain(statement: Statement, look: Seen) -> Figure | None:
+    """The gain to show; of who is ahead, that of the framework which is ahead there."""
+    leads = look.answer.ahead if statement.framework is None else None
+    return look.answer.seen_from(leads) if leads else look.gain
+
+
+def _spread(statement: Statement) -> float:
     """The largest gain over the smallest."""
-    values = [one.gain.value for one in said.told if one.gain]
+    values = [one.gain.value for one in statement.told if one.gain]
     return max(values) / min(values) if min(values) > 0 else 1.0
 
 
-def _machine(one: Machine, first: Machine, said: list[Statement], labels: dict[str, str]) -> str:
+def _machine(one: Machine, first: Machine, stated: list[Statement], labels: dict[str, str]) -> str:
     """A machine in words, its run, and how it differs from README's."""
     label = labels[one.name]
     about = f"{words(one.record.environment).removeprefix(f'{label}, ')}{_part(one)}"
     lines = [f"- **{escape(label)}**: {escape(f'{about}; {run_line(one.record)}')}."]
     if one is first:
         return f"{lines[0]} README's table is of it."
-    if not any(look.told for each in said for look in each.seen if look.machine is one):
+    if not any(look.told for each in stated for look in each.seen if look.machine is one):
         lines[0] += " It has no interval for anything below, so it decides nothing."
     apart = differences(first.record.environment, one.record.environment)
     lines += ["  Against README's machine, which is “before”:"] if apart else []
@@ -230,18 +240,18 @@ def _machine(one: Machine, first: Machine, said: list[Statement], labels: dict[s
 def _answers(some: list[list[Statement]], labels: dict[str, str], folded: bool) -> Iterator[str]:
     """The statements of each answer, below it what each machine says; folded, a block an aim."""
     if not folded:
-        yield from (_answer(said, labels) for said in some)
+        yield from (_answer(stated, labels) for stated in some)
         return
-    for aim in dict.fromkeys(said[0].answer.question.aim for said in some):
-        of_aim = [said for said in some if said[0].answer.question.aim == aim]
+    for aim in dict.fromkeys(stated[0].answer.question.aim for stated in some):
+        of_aim = [stated for stated in some if stated[0].answer.question.aim == aim]
         yield f"<details><summary>{escape(aim)}: {len(of_aim)}</summary>"
-        yield from (_answer(said, labels) for said in of_aim)
+        yield from (_answer(stated, labels) for stated in of_aim)
         yield "</details>"
 
 
-def _answer(said: list[Statement], labels: dict[str, str]) -> str:
-    lines = [f"**{_place(said[0])}**", ""]
-    for one in said:
+def _answer(stated: list[Statement], labels: dict[str, str]) -> str:
+    lines = [f"**{_place(stated[0])}**", ""]
+    for one in stated:
         sign = MARKS[verdict_of(one)]
         lines.append(f"- {sign} {_subject(one)}" if sign else f"- {_subject(one)}")
         if one.verdict == NOTHING:
@@ -254,44 +264,44 @@ def _answer(said: list[Statement], labels: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-def _place(said: Statement) -> str:
-    answer = said.answer
+def _place(statement: Statement) -> str:
+    answer = statement.answer
     return escape(f"{answer.question.aim}: {advised.place_of(answer)}")
 
 
-def _subject(said: Statement) -> str:
-    if said.framework is None:
-        ahead = said.ahead and FRAMEWORKS[said.ahead]
+def _subject(statement: Statement) -> str:
+    if statement.framework is None:
+        ahead = statement.ahead and FRAMEWORKS[statement.ahead]
         return escape(f"ahead: {ahead}" if ahead else f"ahead: {advised.NO_DIFFERENCE}")
-    name = FRAMEWORKS[said.framework]
-    if said.row is None:
+    name = FRAMEWORKS[statement.framework]
+    if statement.row is None:
         return escape(f"{name}: no gain shown")
-    return escape(f"{name}: {name_of(said.row.case, short=True)}")
+    return escape(f"{name}: {name_of(statement.row.case, short=True)}")
 
 
-def _look(said: Statement, look: Seen) -> str:
+def _look(statement: Statement, look: Seen) -> str:
     """What a machine says of a statement; nothing where it did not measure it."""
     if look.answer is None:
         return ""
     if look.gain is None:
-        if said.framework is None:
+        if statement.framework is None:
             return advised.NO_DIFFERENCE if look.answer.between else ""
-        return "none shown" if said.row is None else ""
-    gain = advised.gained(look.gain, said.answer.goal, short=True)
+        return "none shown" if statement.row is None else ""
+    leads = look.answer.ahead
+    gain = advised.gained(_gain(statement, look), statement.answer.goal, short=True)
     once = "" if look.gain.bounds else ", no interval"
-    if said.framework is None:
-        leads = look.answer.ahead
+    if statement.framework is None:
         if leads is None:
-            named = FRAMEWORKS[said.ahead] if said.ahead else ""
+            named = FRAMEWORKS[statement.ahead] if statement.ahead else ""
             return ", ".join(filter(None, (advised.NO_DIFFERENCE, f"{named} {gain}".strip())))
         return f"{FRAMEWORKS[leads]}, {gain}{once}"
-    if said.row is None:
+    if statement.row is None:
         return f"{name_of(look.row.case, short=True)} {gain}{once}"
-    side = look.answer.sides[said.framework]
+    side = look.answer.sides[statement.framework]
     better = advised.named(side)
     best = ""
     if better and better.case.variant != look.row.case.variant:
-        more = advised.gained(side.aim.gain(better), said.answer.goal, short=True)
+        more = advised.gained(side.aim.gain(better), statement.answer.goal, short=True)
         best = f"; named there is {name_of(better.case, short=True)}, {more}"
     return f"{gain}{once}{best}"
 
@@ -299,14 +309,14 @@ def _look(said: Statement, look: Seen) -> str:
 # Why, as far as it was measured -------------------------------------------------------------------
 
 
-def _why(said: Statement, labels: dict[str, str]) -> Iterator[str]:
+def _why(statement: Statement, labels: dict[str, str]) -> Iterator[str]:
     """How much more time or memory the plain code takes on another machine, and the row."""
-    here, name = said.seen[0], said.answer.goal.figure
+    here, name = statement.seen[0], statement.answer.goal.figure
     if name in (GAINED, SIZE):
         return
-    for look in said.told[1:]:
-        pairs = _pairs(said, here, look)
-        factors = [(what, _factor(said, *pair)) for what, *pair in pairs]
+    for look in statement.told[1:]:
+        pairs = _pairs(statement, here, look)
+        factors = [(what, _factor(statement, *pair)) for what, *pair in pairs]
         known = [f"{what} {number(factor)} times" for what, factor in factors if factor]
         if len(known) == len(pairs) > 1:
             there, first = labels[look.machine.name], labels[here.machine.name]
@@ -314,17 +324,17 @@ def _why(said: Statement, labels: dict[str, str]) -> Iterator[str]:
             yield f"Why: the {taken} on {there}, over that on {first}: {', '.join(known)}"
 
 
-def _pairs(said: Statement, here: Seen, there: Seen) -> list[tuple]:
+def _pairs(statement: Statement, here: Seen, there: Seen) -> list[tuple]:
     """(name, side here, row here, side there, row there) of what a statement compares."""
-    if said.framework is None:
+    if statement.framework is None:
         pairs = []
         for side, name in FRAMEWORKS.items():
             one, other = (look.answer.sides[side] for look in (here, there))
             pairs.append((_named(name, one.best, other.best), one, one.best, other, other.best))
         return pairs
-    one, other = (look.answer.sides[said.framework] for look in (here, there))
-    row = said.row or same_row(one, there.row) if there.row else said.row
-    rows = [row, there.row or said.row]
+    one, other = (look.answer.sides[statement.framework] for look in (here, there))
+    row = statement.row or same_row(one, there.row) if there.row else statement.row
+    rows = [row, there.row or statement.row]
     bases = [_base(side, row) for side, row in zip((one, other), rows, strict=True) if row]
     if None in (*rows, *bases):
         return []
@@ -345,10 +355,12 @@ def _base(side: Ranking, row: Row) -> Row | None:
     return next((one for one in side.work.members if one.case is row.base), None)
 
 
-def _factor(said: Statement, one: Ranking, row: Row, other: Ranking, there: Row) -> float | None:
+def _factor(
+    statement: Statement, one: Ranking, row: Row, other: Ranking, there: Row
+) -> float | None:
     """What a row takes there over what it takes here."""
     figures = one.aim.figure(row), other.aim.figure(there)
     if None in figures:
         return None
     factor = figures[1].value / figures[0].value
-    return 1 / factor if said.answer.goal.figure in MORE_IS_BETTER else factor
+    return 1 / factor if statement.answer.goal.figure in MORE_IS_BETTER else factor

@@ -72,6 +72,13 @@ def test_why_is_what_was_measured_of_both():
     assert "Why: " not in same
 
 
+def test_who_is_ahead_there_has_the_gain_of_whom_it_names():
+    text = page(pair(1.0, 2.0), pair(2.0, 1.0))
+    assert "- ≠ ahead: PyTorch\n  - 200 GFLOP/s: PyTorch, 2.00x" in text
+    assert "  - 400 GFLOP/s: TensorFlow, 2.00x" in text
+    assert "Ahead: PyTorch, 2.00x on 200 GFLOP/s; TensorFlow, 2.00x on 400 GFLOP/s" in text
+
+
 def test_a_machine_without_an_interval_is_said_to_decide_nothing():
     text = page(gained(*GAIN), gained(0.6), gained(*GAIN))
     once, twice = text.partition("## The machines")[2].split("- **")[2:4]
