@@ -165,7 +165,7 @@ def _used(environment: Environment) -> str | None:
 def _by_quota(environment: Environment) -> str | None:
     if environment.quota is None:
         return None
-    return f"at most {environment.quota:.3g} core{'s' * (environment.quota > 1)} by quota"
+    return f"at most {environment.quota:.3g} core{'s' * (environment.quota != 1)} by quota"
 
 
 def _speed(environment: Environment, digits: int) -> list[str]:

@@ -91,7 +91,7 @@ def build(record: Record) -> Report:
         command=record.command,
         warnings=warnings(record),
         environment=_environment(record.environment),
-        noise=_noise(record.noise_floor),
+        noise=[*_noise(record.noise_floor), *_watching(record)],
         controls=_controls(record.noise_floor.controls),
         measured=measured([record]),
         answers=answers(record, every),
@@ -286,6 +286,14 @@ def _noise(floor: NoiseFloor) -> Facts:
     shortest = number(scaled(floor.shortest_sample_s, 1e3))
     harness = f"adds to a sample: {shares or MISSING}; the shortest sample: {shortest} ms"
     return [*facts, ("Harness", harness)]
+
+
+def _watching(record: Record) -> Facts:
+    """What the run spent on looking whether the machine is still the same."""
+    spent, total = record.seconds.get("sentinel"), record.seconds.get("total")
+    if not spent or not total:
+        return []
+    return [("Sentinels", f"{len(record.passes)} passes; {percent(spent / total)} of the run")]
 
 
 def percent(share: float | None) -> str:

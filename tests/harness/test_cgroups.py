@@ -11,6 +11,7 @@ from math import inf
 import psutil
 import pytest
 
+from bench.analysis.machine_class import words
 from bench.harness import machine
 from shared import cgroups
 from tests.workers import ROOT
@@ -117,17 +118,31 @@ def half_a_core():
         group.rmdir()
 
 
-def test_a_process_in_a_group_with_a_quota_sees_it(half_a_core):
-    program = (
-        "import json; from bench.harness import machine; from shared import cgroups; "
-        "print(json.dumps([cgroups.cpu_quota(), machine.usable_threads()]))"
-    )
+def printed(group, program):
+    """What a program prints, as JSON, that runs in the group."""
     command = 'echo $$ > "$1/cgroup.procs" && exec "$2" -c "$3"'
     done = subprocess.run(
-        ["sh", "-c", command, "sh", str(half_a_core), sys.executable, program],
+        ["sh", "-c", command, "sh", str(group), sys.executable, program],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert json.loads(done.stdout) == [0.5, 1]
+    return json.loads(done.stdout)
+
+
+def test_a_process_in_a_group_with_a_quota_sees_it(half_a_core):
+    program = (
+        "import json; from bench.harness import machine; from shared import cgroups; "
+        "print(json.dumps([cgroups.cpu_quota(), machine.usable_threads()]))"
+    )
+    assert printed(half_a_core, program) == [0.5, 1]
+
+
+def test_the_class_of_a_machine_has_the_quota(half_a_core):
+    program = (
+        "import json; from bench.analysis.machine_class import words; from bench.harness import "
+        "machine; print(json.dumps(words(machine.describe(machine.usable_threads()))))"
+    )
+    assert "at most 0.5 cores by quota" in printed(half_a_core, program)
+    assert "quota" not in words(machine.describe(machine.usable_threads()))
