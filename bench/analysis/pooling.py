@@ -176,10 +176,10 @@ def _cold_start(starts: Sequence[ColdStart]) -> ColdStart:
     )
 
 
-def _medians(each: Sequence[dict[str, float | None]]) -> dict[str, float | None]:
+def _medians(starts: Sequence[dict[str, float | None]]) -> dict[str, float | None]:
     """The median of each entry of what all have; None where one does not know it."""
-    names = [name for name in each[0] if all(name in one for one in each)]
-    values = {name: [one[name] for one in each] for name in names}
+    names = [name for name in starts[0] if all(name in start for start in starts)]
+    values = {name: [start[name] for start in starts] for name in names}
     return {name: None if None in some else median(some) for name, some in values.items()}
 
 
@@ -212,9 +212,9 @@ def _known(values: Iterable[Any]) -> list:
     return [value for value in values if value is not None]
 
 
-def _merged(each: Iterable[dict]) -> dict:
+def _merged(dicts: Iterable[dict]) -> dict:
     """All entries; of those of one name the last."""
     whole: dict = {}
-    for one in each:
+    for one in dicts:
         whole |= one
     return whole

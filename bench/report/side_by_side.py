@@ -22,15 +22,15 @@ def parts(records: list[Record]) -> list[str | Table]:
     """Sentences and the table; `records`: one of each class."""
     names = letters(len(records))
     machines = [Machine(name, record) for name, record in zip(names, records, strict=True)]
-    said = [NOT_POOLED.format(len(records))]
+    paragraphs: list[str | Table] = [NOT_POOLED.format(len(records))]
     for one in machines:
         environment = one.record.environment
         lines = [f"{one.name}: {words(environment)}; {run_line(one.record)}."]
         if one is not machines[0]:
             apart = differences(records[0].environment, environment)
             lines.append(f"Against {names[0]}: {'; '.join(apart)}.")
-        said.append(" ".join(lines))
-    return [*said, table(machines)]
+        paragraphs.append(" ".join(lines))
+    return [*paragraphs, table(machines)]
 
 
 def table(machines: list[Machine]) -> Table:

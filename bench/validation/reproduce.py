@@ -361,12 +361,23 @@ def read(given: str) -> tuple[str, Record]:
     path = Path(given)
     if path.exists():
         return (path.stem if path.suffix == ".json" else path.name), load(path)
-    command = ["git", "-C", str(ROOT), "show", f"{given}:docs/results.json"]
-    shown = subprocess.run(command, capture_output=True, check=False)
-    if shown.returncode or given.startswith("-"):
+    text = of_revision(given)
+    if text is None:
         raise ValueError(f"{given}: no run, and no revision that has a docs/results.json")
     try:
-        record = decode(shown.stdout)
+        record = decode(text)
     except ValueError as error:
         raise ValueError(f"{given}:docs/results.json: {error}") from None
     return given, record.but(cases=list(map(complete, record.cases)))
+
+
+def of_revision(revision: str) -> bytes | None:
+    """The docs/results.json of a revision, which may be a link; None where there is none."""
+    command = ["git", "-C", str(ROOT), "cat-file", "--batch", "--follow-symlinks"]
+    asked = f"{revision}:docs/results.json\n".encode()
+    try:
+        answered = subprocess.run(command, input=asked, capture_output=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    header, _, content = answered.partition(b"\n")
+    return content if header.split()[1:2] == [b"blob"] else None

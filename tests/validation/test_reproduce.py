@@ -127,6 +127,14 @@ def test_of_every_kind_with_enough_rows_the_promised_share_agrees():
 
 
 @needs_history
+def test_a_record_that_is_a_link_is_read_as_what_it_links_to():
+    """As it is since there are several machines."""
+    name, record = reproduce.read("3b61492")
+    assert (name, record.started) == ("3b61492", "2026-11-27T04:27:40+00:00")
+    assert reproduce.of_revision("de5fbd6:nothing") is None
+
+
+@needs_history
 def test_the_published_result_is_what_the_runs_of_the_history_give():
     """Its own command makes it again."""
     words = reproducibility.command(reproducibility.read()).split()[2:]
