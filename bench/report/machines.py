@@ -93,7 +93,8 @@ def _part(machine: Machine) -> str:
     """That a record is a part of a run, where it is."""
     ran = {case.framework for case in machine.record.cases if case.status == "OK"}
     parts = [f"{name} only" for side, name in FRAMEWORKS.items() if ran == {side}]
-    parts += [] if machine.record.finished else ["a part of a run"]
+    whole = machine.record.finished and machine.record.effort != "quick"
+    parts += [] if whole else ["a part of a run"]
     return f" ({', '.join(parts)})" if parts else ""
 
 
