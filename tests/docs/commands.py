@@ -92,11 +92,14 @@ COMMANDS = {
     "own": (
         ".venv/bin/twinbench try --example my_model.py",
         ".venv/bin/twinbench try my_model.py",
+        ".venv/bin/twinbench doctor my_model.py",
         f"{BENCH} --model my_model.py --minutes 12",
         ".venv/bin/twinbench compare before/results.json results/latest --fail-if slower:5%",
     ),
     # It is run by a fork, in PyTorch alone but in campaigns; the rest has tests/diagnosis.
     "diagnose": (".venv/bin/twinbench diagnose digits-cnn --batch-size 4",),
+    # It asks each framework in a new process: tests/diagnosis/test_doctor.py has forks asked.
+    "doctor": (".venv/bin/twinbench doctor",),
     # A program that is no part of this project.
     "outside": (
         ".venv/bin/python -m cProfile -s cumtime -m pt_impl.diagnosis.profiling",
