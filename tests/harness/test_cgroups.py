@@ -11,7 +11,6 @@ from math import inf
 import psutil
 import pytest
 
-from bench.analysis.machine_class import words
 from bench.harness import machine
 from shared import cgroups
 from tests.workers import ROOT
@@ -145,4 +144,3 @@ def test_the_class_of_a_machine_has_the_quota(half_a_core):
         "machine; print(json.dumps(words(machine.describe(machine.usable_threads()))))"
     )
     assert "at most 0.5 cores by quota" in printed(half_a_core, program)
-    assert "quota" not in words(machine.describe(machine.usable_threads()))

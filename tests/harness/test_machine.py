@@ -15,10 +15,12 @@ import pytest
 
 from bench.analysis.machine_class import gain
 from bench.analysis.passes import said
+from bench.analysis.reading import load
 from bench.harness import executor, products, record, speed
 from bench.harness.executor import Executor
+from bench.harness.isolated_measurements import PEAK_DTYPES
 from bench.harness.matches import Played
-from bench.harness.plan import Effort
+from bench.harness.plan import EFFORT, FRAMEWORKS, Effort
 from bench.harness.products import best_products
 from bench.harness.recorder import Recorder
 from bench.harness.scheduler import PASS, Scheduler
@@ -46,6 +48,7 @@ import json, os, sys
 os.sched_setaffinity(0, set(json.loads(sys.argv[1])))
 from bench.analysis.machine_class import gain
 from bench.analysis.passes import said
+from bench.analysis.reading import load
 from bench.harness import speed
 print(gain(speed.chain(2)))
 """
@@ -169,6 +172,15 @@ def test_a_sentinel_is_of_the_fastest_third(monkeypatch):
     monkeypatch.setattr(speed, "SENTINEL_S", 0.5)
     work = speed.CALLS * speed.STACK * 2 * speed.SIDE**3
     assert speed.sentinel(1) in (work / 1.0, work / 2.0)
+
+
+def test_watching_the_machine_costs_at_most_one_percent_of_a_default_run():
+    """With its products, which are measured once."""
+    total = load(ROOT / "docs" / "results.json").seconds["total"]
+    watched = 2 * EFFORT["default"].blocks * speed.SENTINEL_S
+    measured = len(PEAK_DTYPES) * len(FRAMEWORKS) * 2 * products.SECONDS
+    assert watched <= 5
+    assert watched + measured <= 0.01 * total
 
 
 # When it changes ----------------------------------------------------------------------------------
