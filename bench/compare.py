@@ -27,13 +27,14 @@ from pathlib import Path
 from statistics import fmean
 
 from bench.analysis.accuracy import difference
-from bench.analysis.machine_class import differences, same_class, words
+from bench.analysis.machine_class import same_class, words
 from bench.analysis.reading import load
 from bench.analysis.verdicts import Ratio, compare_runs
 from bench.record import DIFFERENT, FRAMEWORKS, Case, Comparison, Record
 from bench.report import parsers
 from bench.report.content import run_line
 from bench.report.formatting import MISSING, compact, interval, number, plus_minus, ratio, scaled
+from bench.report.side_by_side import machine_lines
 from bench.report.svg_shapes import letters
 from bench.report.tables import grid, markdown_table
 from bench.report.technique_tables import Table, of_figures, of_words
@@ -47,20 +48,6 @@ MEMORY_CHANGE = 0.10  # share by which a peak differs at least, to be shown
 SETTINGS = ("onednn", "compiler", "seeds")
 
 Key = tuple[str, tuple[str, str], tuple[str, str]]  # kind; case and settings on both sides
-
-
-def machines(named: dict[str, Record]) -> list[str]:
-    """How the machines of runs differ from the first one's, what matters most first."""
-    (first, base), *others = named.items()
-    environments = {name: run.environment for name, run in others}
-    apart = {n: differences(base.environment, e) for n, e in environments.items()}
-    alike = {n: same_class(base.environment, e) for n, e in environments.items()}
-    lines = [f"Machines of one class: {words(base.environment)}."] if all(alike.values()) else []
-    for name in sorted(filter(apart.get, apart), key=alike.get):
-        said = "; ".join(apart[name])
-        against = f"{name} against {first}: {said}" if len(others) > 1 else said
-        lines.append(f"{against[0].upper()}{against[1:]}.")
-    return lines
 
 
 def conditions(*runs: Record) -> dict[str, list[str]]:
@@ -321,7 +308,7 @@ def slower(old: Record, new: Record, share: float) -> list[str]:
 def sentences(old: Record, new: Record) -> list[str]:
     """What a reader must know before the tables: first how the machines differ."""
     named = {"old": old, "new": new}
-    lines = [*machines(named), *(f"{name}: {run_line(run)}" for name, run in named.items())]
+    lines = [*machine_lines(named), *(f"{name}: {run_line(run)}" for name, run in named.items())]
     alike = same_class(old.environment, new.environment)
     if differing := [*["the machine"] * (not alike), *conditions(old, new)]:
         lines.append(
@@ -349,7 +336,7 @@ def render_many(runs: list[Record], *, every: bool, markdown: bool) -> str:
     named = dict(zip(letters(len(runs)), runs, strict=True))
     said = [f"{name}: {words(r.environment)}; {run_line(r)}" for name, r in named.items()]
     return _rendered(
-        [*machines(named), *said, *_unfinished(named)], many(runs, every=every), markdown
+        [*machine_lines(named), *said, *_unfinished(named)], many(runs, every=every), markdown
     )
 
 

@@ -12,6 +12,7 @@ from scipy import stats as scipy_stats
 from bench import compare
 from bench.analysis.verdicts import BETWEEN_FREEDOM, Ratio, compare_runs
 from bench.record import DIFFERENT, TaskFacts, encode
+from bench.report.side_by_side import machine_lines
 from tests.history import needs_history, published
 from tests.records import find_case, find_comparison, whole_run, with_case, with_comparison
 
@@ -320,7 +321,7 @@ def test_the_published_run_computes_twice_as_much_as_that_before_it():
 def test_of_many_runs_that_of_another_class_is_named_first(old):
     slow = old.but(environment=old.environment.but(**speeds(30)))
     os = old.but(environment=old.environment.but(os="Linux-7"))
-    first, second, *_ = compare.machines({"A": old, "B": os, "C": slow})
+    first, second, *_ = machine_lines({"A": old, "B": os, "C": slow})
     assert first.startswith("C against A: the new machine computes 0.23 times as much")
     assert second.startswith("B against A: the build of the system is Linux-7")
 
