@@ -14,6 +14,7 @@ COMMANDS = {
     "try": ("bench.try_model", "what makes your own model faster or leaner"),
     "doctor": ("bench.doctor.command", "what is wrong with a set-up, in half a minute"),
     "diagnose": ("bench.diagnose", "what holds a train step back, and what was measured to help"),
+    "why": ("bench.why.command", "where the difference of two programs comes from"),
     "claims": ("bench.claims", "which published claims hold in a run"),
     "priorities": ("bench.priorities", "which technique pays, its price, and a path to choose by"),
     "compare": ("bench.compare", "what changed between two runs"),

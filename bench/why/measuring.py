@@ -1,0 +1,220 @@
+"""Measure a step in the process of its framework: rounds without the profiler, then with it.
+
+Nothing here imports a framework that the program does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import mmap
+import resource
+import time
+from collections.abc import Callable, Iterable, Iterator
+from statistics import fmean, median
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from bench.why import measured as m
+from bench.why.sweep import sweep, without_profiler
+from shared.cgroups import usable_threads
+from shared.profiles import endless, in_order
+
+WARM_STEPS = 3
+ROUND_S, LEAST_STEPS, MOST_STEPS = 0.3, 2, 100  # of a round
+PROFILED_S, MOST_PROFILED = 1.5, 20
+PAGES = 2000  # that are touched to see what a fault costs
+FLUSHED_STEPS = 3
+
+
+class Program:
+    """A step and its batches, in the process in which they run. impl: `pt_impl` or `tf_impl`."""
+
+    def __init__(
+        self, name: str, impl: ModuleType, step: Callable, batches: Iterable, model: Any = None
+    ) -> None:
+        self.name, self.impl, self.step, self.model = name, impl, step, model
+        self.framework = impl.__name__.removesuffix("_impl")
+        self.batches: Iterator = endless(batches)
+        self.rounds: list[float] = []
+        self._taken: list[tuple[float, int]] = []  # seconds, and graphs that were made meanwhile
+        self._used: list[tuple[float, float, int]] = []
+        self._warm = False
+
+    def round(self) -> float:
+        """Take steps without the profiler; return their mean seconds."""
+        if not self._warm:
+            for _ in range(WARM_STEPS):
+                self._timed()
+            self._taken.clear()
+            self._warm = True
+        before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+        count = 0
+        while count < LEAST_STEPS or (count < MOST_STEPS and time.perf_counter() - start < ROUND_S):
+            self._timed()
+            count += 1
+        mean = (time.perf_counter() - start) / count
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        user, system = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
+        faults = after.ru_minflt - before.ru_minflt
+        self._used.append(((user + system) / count, system / count, faults / count))
+        self.rounds.append(mean)
+        return mean
+
+    def take(self) -> None:
+        """One step that counts for nothing."""
+        self._timed()
+        self._taken.pop()
+
+    def alone(self) -> float:
+        """Seconds of the fastest of some steps that count for nothing."""
+        before = len(self._taken)
+        for _ in range(3):
+            self._timed()
+        seconds = min(one for one, _ in self._taken[before:])
+        del self._taken[before:]
+        return seconds
+
+    def side(self) -> m.Side:
+        """All that was measured, with a profile that is taken now."""
+        events = importlib.import_module(f"{self.impl.__name__}.kit.step_events")
+        count = max(2, min(MOST_PROFILED, math.ceil(PROFILED_S / median(self.rounds))))
+        seen, steps, taken = events.profile(self.step, self.batches, count=count, model=self.model)
+        swept = sweep(seen, steps, taken)
+        profiled = fmean(one.waiting + one.step for one in taken)
+        return m.Side(
+            name=self.name,
+            framework=self.framework,
+            rounds=self.rounds,
+            profiled=profiled,
+            pieces=without_profiler(swept.pieces, median(self.rounds), profiled),
+            products=swept.products,
+            layers=events.layers(self.model),
+            facts=self._facts({one.dtype for one in swept.products} | {"float32"}),
+        )
+
+    def _timed(self) -> None:
+        start, before = time.perf_counter(), self._graphs()
+        self.step(*in_order(next(self.batches)))
+        self.impl.kit.runtime.synchronize()
+        self._taken.append((time.perf_counter() - start, self._graphs() - before))
+
+    def _graphs(self) -> int:
+        return self.impl.kit.runtime.trace_count(self.step) or 0
+
+    def _facts(self, dtypes: set[str]) -> m.Facts:
+        cpu, system, faults = (median(values) for values in zip(*self._used, strict=True))
+        usual = [seconds for seconds, graphs in self._taken if not graphs]
+        compiled = [seconds for seconds, graphs in self._taken if graphs]
+        typical = median(usual) if usual else min(compiled)
+        more = sum(max(0.0, seconds - typical) for seconds in compiled)
+        runtime = self.impl.kit.runtime
+        peaks = {}
+        for dtype in sorted(dtypes & {"float32", "bfloat16", "float16", "float64"}):
+            # What a CPU lacks is computed by loops: a large product would take minutes.
+            size = 1024 if dtype in ("float32", "float64") else 256
+            peaks[dtype] = runtime.matmul_flops(size=size, dtype=dtype, seconds=0.2)
+        return m.Facts(
+            threads=threads_of(self.framework),
+            processors=usable_threads(),
+            cpu_s=cpu,
+            system_s=system,
+            faults=faults,
+            fault_s=seconds_of_a_fault(),
+            graphs=sum(graphs for _, graphs in self._taken) / len(self._taken),
+            compiling_s=more / len(self._taken),
+            denormal=self._denormal(),
+            flushed=self._flushed(),
+            peaks=peaks,
+        )
+
+    def _denormal(self) -> float:
+        """The share of denormal numbers among the weights in float32."""
+        if self.model is None:
+            return 0.0
+        try:
+            weights = list(self.impl.kit.models.export_weights(self.model).values())
+        except Exception:  # a model whose weights the kit can't read
+            return 0.0
+        sizes = [np.abs(value) for value in weights if value.dtype == np.float32]
+        smallest = np.finfo(np.float32).tiny
+        denormal = sum(int(((size > 0) & (size < smallest)).sum()) for size in sizes)
+        return denormal / (sum(size.size for size in sizes) or 1)
+
+    def _flushed(self) -> float | None:
+        """The time of steps with denormals flushed to zero, over that of steps in turns without.
+
+        None where the framework flushes them anyway.
+        """
+        if self.framework != "pt":
+            return None
+        torch = importlib.import_module("torch")
+        seconds: dict[bool, list[float]] = {True: [], False: []}
+        for _ in range(FLUSHED_STEPS):
+            for flush in (False, True):
+                torch.set_flush_denormal(flush)
+                self._timed()
+                seconds[flush].append(self._taken.pop()[0])
+        torch.set_flush_denormal(False)
+        return min(seconds[True]) / min(seconds[False])
+
+
+def threads_of(framework: str) -> int:
+    """How many threads compute an operator."""
+    if framework == "pt":
+        return importlib.import_module("torch").get_num_threads()
+    config = importlib.import_module("tensorflow").config.threading
+    return config.get_intra_op_parallelism_threads() or usable_threads()
+
+
+def seconds_of_a_fault() -> float:
+    """What the first touch of a page of memory costs, the median of some."""
+    page, found = mmap.PAGESIZE, []
+    for _ in range(3):
+        with contextlib.closing(mmap.mmap(-1, PAGES * page)) as memory:
+            start = time.perf_counter()
+            for place in range(0, PAGES * page, page):
+                memory[place] = 1
+            fresh = time.perf_counter() - start
+            start = time.perf_counter()
+            for place in range(0, PAGES * page, page):
+                memory[place] = 1
+            found.append((fresh - (time.perf_counter() - start)) / PAGES)
+    return max(0.0, median(found))
+
+
+def alternately(programs: list[Program], rounds: int) -> list[m.Side]:
+    """Measure programs of one process in rounds that take turns."""
+    for number in range(rounds):
+        for program in programs[:: 1 if number % 2 else -1]:
+            program.round()
+    return [program.side() for program in programs]
+
+
+# Products by themselves --------------------------------------------------------------------------
+
+
+def product_alone(impl: ModuleType, shape: tuple[int, int, int], dtype: str) -> float:
+    """Seconds of one product (m, k) @ (k, n), the fastest of those that fit into 0.3 s."""
+    rows, inner, columns = shape
+    draw = np.random.default_rng(0).standard_normal
+    a, b = (draw(size, dtype=np.float32) for size in ((rows, inner), (inner, columns)))
+    if impl.__name__ == "pt_impl":
+        torch = importlib.import_module("torch")
+        left, right = (torch.from_numpy(one).to(getattr(torch, dtype)) for one in (a, b))
+        multiply = torch.mm
+    else:
+        tf = importlib.import_module("tensorflow")
+        left, right = (tf.cast(tf.constant(one), dtype) for one in (a, b))
+        multiply = tf.function(tf.matmul)
+    multiply(left, right)
+    best, deadline = math.inf, time.perf_counter() + 0.3
+    while best == math.inf or time.perf_counter() < deadline:
+        start = time.perf_counter()
+        multiply(left, right)
+        impl.kit.runtime.synchronize()
+        best = min(best, time.perf_counter() - start)
+    return best

@@ -1,0 +1,220 @@
+"""A side in a process of its own: `python -m bench.why.side` answers requests, a line of JSON each.
+
+What the framework and its libraries print goes to standard error, or to a file that is read for
+the verbose lines of oneDNN and MKL. `Running` is such a process as the command sees it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from bench.harness import machine
+from bench.harness.plan import FRAMEWORKS, SEED, CaseMessage
+from bench.harness.processes import ROOT
+from bench.why import libraries
+from bench.why.measured import Side
+from shared.user_model import one_line
+
+VERBOSE = {"ONEDNN_VERBOSE": "1", "MKL_VERBOSE": "1"}
+MARK = "twinbench: verbose steps"  # stands before them and after them
+VERBOSE_STEPS = 2
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process measures. name: in words. data: the folder of the task's data."""
+
+    name: str
+    framework: str
+    case: CaseMessage
+    data: str
+    threads: int
+    allocator: str = "tuned"
+    variables: dict[str, str] = {}
+
+
+class Running:
+    """A process that measures; a context that ends it."""
+
+    def __init__(self, request: Request, log: Path | None = None) -> None:
+        self.request = request
+        flavour = FRAMEWORKS[request.framework].flavours[0]
+        environment = machine.process_environment(
+            threads=request.threads, flavour=flavour, allocator=request.allocator
+        )
+        environment |= {"KINETO_LOG_LEVEL": "99", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        self._open = ExitStack()
+        if log is None:
+            log = Path(self._open.enter_context(tempfile.TemporaryDirectory())) / "log"
+        self._log = self._open.enter_context(log.open("w+b"))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.why.side"],
+            cwd=ROOT,
+            env=environment | request.variables,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+        )
+        self._send(msgspec.json.encode(request))
+        self.ready = False
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe:
+                pipe.close()
+        if kind is not None:
+            self._process.kill()
+        self._process.wait()
+        self._open.close()
+
+    def wait(self) -> None:
+        """Until it has built its step. Raises ValueError with the reason where it can't."""
+        if not self.ready:
+            self._answer()
+            self.ready = True
+
+    def round(self) -> float:
+        """Seconds a step of a round of steps."""
+        return self._ask("round")
+
+    def side(self) -> Side:
+        """What was measured, and a profile."""
+        return msgspec.convert(self._ask("side"), Side)
+
+    def product(self, shape: tuple[int, ...], dtype: str) -> float:
+        """Seconds of a product by itself, on all threads."""
+        return self._ask("product", shape=list(shape), dtype=dtype)
+
+    def single(self) -> float:
+        """Seconds of a step on one thread."""
+        return self._ask("single")
+
+    def verbose(self) -> None:
+        """Take steps whose library calls the log shows."""
+        self._ask("verbose")
+
+    def _ask(self, what: str, **given: object) -> Any:
+        self.wait()
+        self._send(json.dumps({"what": what, **given}).encode())
+        return self._answer()
+
+    def _send(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise ValueError(f"{self.request.name}: {self._last_words()}") from None
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise ValueError(f"{self.request.name}: {self._last_words()}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise ValueError(f"{self.request.name}: {answer['error']}")
+        return answer["value"]
+
+    def _last_words(self) -> str:
+        self._log.seek(0)
+        lines = self._log.read().decode("utf-8", "replace").strip().splitlines()
+        return lines[-1] if lines else "its process ended without a word"
+
+
+def used_libraries(request: Request) -> libraries.Calls:
+    """Which library runs which products of a side's step, as `libraries.read` tells them.
+
+    In a process of its own, since each line that a library prints takes time.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        variables = request.variables | VERBOSE
+        with Running(msgspec.structs.replace(request, variables=variables), log) as running:
+            running.verbose()
+        text = log.read_text("utf-8", "replace")
+    return libraries.read(text.split(MARK)[1].splitlines() if MARK in text else [])
+
+
+# In the process ----------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Build what is asked for and answer until nobody asks."""
+    machine.end_with_parent()
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what others print
+
+    def answer(**what: object) -> None:
+        answers.write(msgspec.json.encode(what).decode() + "\n")
+
+    request = msgspec.json.decode(sys.stdin.readline(), type=Request)
+    try:
+        program = _built(request)
+    except Exception as error:
+        answer(error=one_line(error))
+        return
+    answer(value=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        try:
+            answer(value=_answered(program, asked.pop("what"), asked))
+        except Exception as error:
+            answer(error=one_line(error))
+
+
+def _built(request: Request) -> Any:
+    from bench.harness.worker import Operations
+    from bench.why.measuring import Program
+
+    operations = Operations()
+    framework = FRAMEWORKS[request.framework]
+    operations._op_configure(framework.package, request.threads, SEED, list(framework.preload))
+    operations._op_build(request.case, request.data, SEED)
+    batches = getattr(operations.impl, "stream", None) or operations.batches
+    model = operations.prepared.model
+    impl = sys.modules[framework.package]
+    program = Program(request.name, impl, operations.call, batches, model)
+    program.round()
+    program.rounds.clear()
+    return program
+
+
+def _answered(program: Any, what: str, given: dict) -> Any:
+    from bench.why import measuring
+
+    if what == "round":
+        return program.round()
+    if what == "side":
+        return program.side()
+    if what == "product":
+        return measuring.product_alone(program.impl, tuple(given["shape"]), given["dtype"])
+    if what == "single":
+        with program.impl.kit.runtime.one_thread():
+            return program.alone()
+    if what == "verbose":
+        print(MARK, flush=True)
+        for _ in range(VERBOSE_STEPS):
+            program.take()
+        sys.stdout.flush()
+        print(MARK, flush=True)
+        return True
+    raise ValueError(f"nothing is known of {what}")
+
+
+if __name__ == "__main__":
+    main()

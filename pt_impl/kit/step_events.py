@@ -1,0 +1,158 @@
+"""What the profiler saw of some steps: operators with their layers, and the shapes of products.
+
+What it holds: a profile as events that nest, for `twinbench why`. No technique needs it.
+Twin: `tf_impl/kit/step_events.py`.
+Where the frameworks differ: here hooks mark where a module's forward begins and ends, and what
+autograd computes has the number of the forward operator that it is the gradient of; there the names
+of operators have the scopes. A compiled model has no such marks, since hooks would have it compiled
+anew: all of it belongs to no layer.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from pt_impl.kit import recorded_products
+from shared import step_events as kinds
+from shared.profiles import STEP, WAITING, Taken, run_steps
+from shared.step_events import Event, Steps
+
+_LAYER = "layer "
+_ENGINE, _ACCUMULATES = "autograd::engine::evaluate_function", "torch::autograd::AccumulateGrad"
+_COMPILED = "CompiledFxGraph"
+# Where the two matrices stand among the inputs of a product.
+_OPERANDS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
+_OPERANDS["_addmm_activation"] = (1, 2)
+
+
+def profile(
+    step: Callable, batches: Iterator, *, count: int, model: torch.nn.Module | None = None
+) -> tuple[list[Event], Steps, list[Taken]]:
+    """The events of so many steps, the marks of these, and how long they took."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        with torch.profiler.profile(activities=activities) as first:  # sets the profiler up
+            run_steps(step, batches, count=1)
+        named = [event.name for event in first.events()]
+        compiled = any(_COMPILED in name or "Torch-Compiled" in name for name in named)
+        with _marked(None if compiled else model):
+            run_steps(step, batches, count=1)
+            with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
+                run_steps(step, batches, count=1)
+                mark = torch.profiler.record_function
+                taken = run_steps(step, batches, count=count, mark=mark)
+        profiler.export_chrome_trace(str(trace))
+        read = json.loads(trace.read_text("utf-8"))["traceEvents"]
+    return (*_events_of(read), taken)
+
+
+def layers(model: torch.nn.Module | None) -> list[str]:
+    """The names of the modules."""
+    return [name for name, _ in model.named_modules() if name] if model else []
+
+
+def _events_of(trace: list[dict]) -> tuple[list[Event], Steps]:
+    """The events of the step's own thread, and the marks of the steps."""
+    timed = [
+        e for e in trace if e.get("ph") == "X" and e.get("cat") in ("cpu_op", "user_annotation")
+    ]
+    timed.sort(key=lambda event: (event["ts"], -event["dur"]))
+    threads = [event["tid"] for event in timed if event["name"] == STEP]
+    if not threads:
+        raise ValueError("the profiler's trace lacks the marks of the steps")
+    timed = [event for event in timed if event["tid"] == threads[0]]
+    of_forward: dict[int, str] = {}
+    events, marks = [], []
+    stack: list[tuple[float, Event]] = []
+    last = ""  # the layer of the gradient that was computed last
+    for raw in timed:
+        start, end = raw["ts"] / 1e6, (raw["ts"] + raw["dur"]) / 1e6
+        while stack and stack[-1][0] <= start:
+            stack.pop()
+        above = stack[-1][1] if stack else None
+        event = _event(raw, start, end, above, of_forward, last)
+        if raw["name"].startswith(_ENGINE):
+            last = event.layer
+        if raw["name"] in (STEP, WAITING):
+            marks.append(event)
+        else:
+            events.append(event)
+        stack.append((end, event))
+    return events, list(zip(marks[::2], marks[1::2], strict=False))
+
+
+def _event(
+    raw: dict, start: float, end: float, above: Event | None, of_forward: dict, last: str
+) -> Event:
+    name, about = raw["name"], raw.get("args", {})
+    number = about.get("Sequence number")
+    layer, phase = (above.layer, above.phase) if above else ("", kinds.FORWARD)
+    kind = kinds.of_pytorch(name) if raw["cat"] == "cpu_op" else kinds.DISPATCH
+    if name.startswith(_LAYER):
+        layer = name.removeprefix(_LAYER)
+    elif name.startswith(_ENGINE):
+        phase, layer = kinds.BACKWARD, last if _ACCUMULATES in name else of_forward.get(number, "")
+    elif name.startswith("Optimizer."):
+        phase, layer = kinds.OPTIMIZER, ""
+    elif _COMPILED in name:
+        kind = kinds.COMPILED
+    elif "CompiledFunctionBackward" in name:
+        phase = kinds.BACKWARD
+    elif number is not None and phase == kinds.FORWARD:
+        of_forward[number] = layer  # what needs no gradient has that of the next
+    if phase == kinds.OPTIMIZER:
+        kind = kinds.OPTIMIZER
+    elif above and above.kind == kinds.ATTENTION and kind != kinds.DISPATCH:
+        kind = kinds.ATTENTION  # what it calls
+    product = None if phase == kinds.OPTIMIZER else _product(raw)
+    thread = f"{raw.get('pid')}/{raw['tid']}"
+    return Event(name, start, end, thread, layer, phase, kind, product)
+
+
+@contextmanager
+def _marked(model: torch.nn.Module | None) -> Iterator[None]:
+    """Hooks on each module that mark its forward pass."""
+    open_: dict[int, list] = {}
+    hooks = []
+
+    def before(name: str) -> Callable:
+        def enter(module, *_):
+            mark = torch.profiler.record_function(f"{_LAYER}{name}")
+            mark.__enter__()
+            open_.setdefault(id(module), []).append(mark)
+
+        return enter
+
+    def leave(module, *_):
+        if marks := open_.get(id(module)):
+            marks.pop().__exit__(None, None, None)
+
+    for name, module in model.named_modules() if model else ():
+        if name and not isinstance(module, torch.jit.ScriptModule):
+            hooks.append(module.register_forward_pre_hook(before(name)))
+            hooks.append(module.register_forward_hook(leave, always_call=True))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _product(raw: dict) -> tuple[tuple[int, ...], float, str] | None:
+    """Shape, operations and dtype of what computes a product or a convolution."""
+    counted = recorded_products._flops(raw)
+    if counted is None:
+        return None
+    name, shapes = raw["name"].rpartition("::")[2], raw["args"]["Input Dims"]
+    if name in _OPERANDS:
+        a, b = (shapes[place] for place in _OPERANDS[name])
+        return (a[-2], a[-1], b[-1]), *counted
+    operands = shapes[1:3] if name == "convolution_backward" else shapes[:2]
+    return tuple(length for shape in operands for length in shape), *counted

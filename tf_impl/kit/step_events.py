@@ -1,0 +1,198 @@
+"""What the profiler saw of some steps: operators with their layers, and the shapes of products.
+
+What it holds: a profile as events that nest, for `twinbench why`. No technique needs it.
+Twin: `pt_impl/kit/step_events.py`.
+Where the frameworks differ: here the name of an operator has the scopes in which it was made, that
+of its layer, `gradient_tape` of the backward pass, the optimizer's; without `tf.function`, what
+Python calls has no scope. There hooks mark the layers, and a gradient has its operator's number.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+from shared import step_events as kinds
+from shared.profiles import STEP, WAITING, Taken, run_steps
+from shared.step_events import Event, Steps
+from tf_impl.kit import graph_products
+
+_OPERATOR = re.compile(r"^(?!Iterator::)(?P<scope>[^:\s]+):(?P<type>[A-Za-z_]\w*)$")
+_NUMBER = re.compile(r"_\d+$")
+# They run other operators, which are recorded themselves.
+_CALLS = re.compile(
+    r"^(Stateful|Stateless)?(PartitionedCall|While|If|Case)$|^_(Arg|Retval)$|^NoOp$"
+)
+_ABOUT = ("id", "is_func", "eager_op")  # what has to be known of an event
+
+
+def profile(
+    step: Callable, batches: Iterator, *, count: int, model: Any = None
+) -> tuple[list[Event], Steps, list[Taken]]:
+    """The events of so many steps, the marks of these, and how long they took."""
+    with tempfile.TemporaryDirectory() as folder:
+        with tf.profiler.experimental.Profile(f"{folder}/first"):
+            run_steps(step, batches, count=1)  # the first use of the profiler sets it up
+        with tf.profiler.experimental.Profile(f"{folder}/log"):
+            run_steps(step, batches, count=1)
+            taken = run_steps(step, batches, count=count, mark=_mark)
+        path = max(Path(folder, "log").rglob("*.xplane.pb"))
+        space = xplane_pb2.XSpace.FromString(path.read_bytes())
+    lines = {
+        f"{line.name}/{line.id}": _read(plane, line)
+        for plane in space.planes
+        if plane.name == "/host:CPU"
+        for line in plane.lines
+    }
+    return (*_events_of(lines, _classes(model)), taken)
+
+
+def layers(model: Any) -> list[str]:
+    """The names of the layers."""
+    return list(_classes(model))
+
+
+def _classes(model: Any) -> dict[str, str]:
+    """Layer -> the name of its class; those of models within the model, too."""
+    found: dict[str, str] = {}
+    waiting = [*getattr(model, "layers", ())]
+    while waiting:
+        layer = waiting.pop()
+        found[layer.name] = type(layer).__name__
+        waiting += getattr(layer, "layers", None) or getattr(layer, "_layers", None) or ()
+    return found
+
+
+def _events_of(
+    lines: dict[str, list[tuple]], of_class: dict[str, str]
+) -> tuple[list[Event], Steps]:
+    """The events of the steps' own runs, and the marks of the steps."""
+    main = next((n for n, line in lines.items() if any(e[0] == STEP for e in line)), None)
+    if main is None:
+        raise ValueError("the profiler's trace lacks the marks of the steps")
+    own = {about["id"] for name, *_, about in lines[main] if name == "FunctionRun"}
+    called = {about.get("eager_op") for line in lines.values() for *_, about in line} - {None}
+    graphs = graph_products.graphs_of(called)
+    shape = cache(lambda scope, kind: _product(graphs, scope, kind))
+    optimizers = _optimizer_scopes()
+    marks, events = [], []
+    for thread, line in lines.items():
+        running, eager = (0.0, None), None
+        for name, start, end, about in line:
+            if name in (STEP, WAITING):
+                marks.append(Event(name, start, end, thread))
+            if name == "ExecutorState::Process":
+                running = end, about.get("id")
+            if name == "EagerExecute":
+                eager = None if about.get("is_func") else about.get("eager_op")
+            alone = eager is not None and name == "KernelAndDeviceFunc::Run"
+            operator = _OPERATOR.match(f"eager:{eager}" if alone else name)
+            if not operator or _CALLS.match(operator["type"]):
+                continue
+            if thread == main or (running[0] >= end and running[1] in own):
+                scope, kind = operator["scope"], operator["type"]
+                events.append(_event(scope, kind, start, end, thread, of_class, optimizers, shape))
+    marks.sort(key=lambda mark: mark.start)
+    return events, list(zip(marks[::2], marks[1::2], strict=False))
+
+
+def _mark(name: str) -> Any:
+    return tf.profiler.experimental.Trace(name)
+
+
+def _read(plane: Any, line: Any) -> list[tuple]:
+    """A thread's events in order: name, start, end and what is told about each."""
+    names = {key: entry.name for key, entry in plane.event_metadata.items()}
+    stats = {key: entry.name for key, entry in plane.stat_metadata.items()}
+    events = []
+    for event in line.events:
+        about = {}
+        for one in event.stats:
+            if stats[one.metadata_id] in _ABOUT and (kind := one.WhichOneof("value")):
+                value = getattr(one, kind)
+                value = stats.get(value) if kind == "ref_value" else value
+                about[stats[one.metadata_id]] = value
+        start = line.timestamp_ns / 1e9 + event.offset_ps / 1e12
+        end = start + event.duration_ps / 1e12
+        events.append((names[event.metadata_id], start, end, about))
+    return sorted(events, key=lambda event: (event[1], -event[2]))
+
+
+def _optimizer_scopes() -> set[str]:
+    """What the classes of Keras's optimizers call their scopes."""
+    scopes, waiting = set(), [tf.keras.optimizers.Optimizer]
+    while waiting:
+        name = (optimizer := waiting.pop()).__name__
+        snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=.)(?=[A-Z][a-z])", "_", name).lower()
+        scopes |= {name, name.lower(), snake}
+        waiting += optimizer.__subclasses__()
+    return scopes
+
+
+def _event(
+    scope: str,
+    operator: str,
+    start: float,
+    end: float,
+    thread: str,
+    of_class: dict[str, str],
+    optimizers: set[str],
+    shape: Callable,
+) -> Event:
+    names = scope.split("/")
+    layer = _layer(names, of_class)
+    phase = kinds.FORWARD
+    if any(re.fullmatch(r"gradient_tape(_\d+)?|gradients", name) for name in names):
+        phase = kinds.BACKWARD
+    elif any(_NUMBER.sub("", name) in optimizers for name in names):
+        phase, layer = kinds.OPTIMIZER, ""
+    kind = kinds.within(kinds.of_tensorflow(operator), of_class.get(layer, ""))
+    product = (
+        shape(scope, operator)
+        if kind in (kinds.PRODUCTS, kinds.CONVOLUTIONS, kinds.ATTENTION)
+        else None
+    )
+    if phase == kinds.OPTIMIZER:
+        kind, product = kinds.OPTIMIZER, None
+    return Event(operator, start, end, thread, layer, phase, kind, product)
+
+
+def _layer(names: list[str], of_class: dict[str, str]) -> str:
+    """The innermost layer in a scope, whose name may have a number behind it."""
+    for name in reversed(names):
+        for known in (name, _NUMBER.sub("", name)):
+            if known in of_class:
+                return known
+    return ""
+
+
+def _product(graphs: list, scope: str, kind: str) -> tuple[tuple[int, ...], float, str] | None:
+    """Shape, operations and dtype, from the graph, in which it has the same name."""
+    counted = graph_products.operations(graphs, scope, kind)
+    if counted is None:
+        return None
+    flops, dtype = counted
+    computes = graph_products._kind(kind)
+    meant = [one for graph in graphs for one in graph_products._named(graph, scope, computes)]
+    return _shape(meant[0]) if meant else (), flops, dtype
+
+
+def _shape(operation: tf.Operation) -> tuple[int, ...]:
+    """(m, k, n) of a product; of a convolution the shapes of its operands."""
+    shapes = [list(value.shape.as_list()) for value in operation.inputs][:2]
+    if "MatMul" not in operation.type or len(shapes) < 2:
+        images = [shape for shape in shapes if len(shape) > 2]
+        return tuple(length for shape in images for length in shape if length)
+    a, b = shapes
+    names = ("adj_x", "adj_y") if "Batch" in operation.type else ("transpose_a", "transpose_b")
+    flips = [operation.get_attr(name) for name in names]
+    a = a[:-2] + a[-2:][::-1] if flips[0] else a
+    b = b[:-2] + b[-2:][::-1] if flips[1] else b
+    return a[-2], a[-1], b[-1]
