@@ -268,7 +268,10 @@ def _activation(event: Event, context: Context) -> Iterator[Change]:
     if name in ("leaky_relu", "elu"):
         function, before = ACTIVATIONS[name], event.argument(1, "", None)
         before = event.kwargs.get("negative_slope", event.kwargs.get("alpha", before))
+        linear = 1.0 if name == "leaky_relu" else None  # no activation at all: see below
         for slope in dict.fromkeys((*filter(None, context.slopes), *SLOPES)):
+            if slope == linear:
+                continue
             change = (lambda e, s=slope: function(e.args[0], s))  # fmt: skip
             yield Change("negative_slope", f"{before}", f"{slope:g}", change, (name, before))
     for other, function in ACTIVATIONS.items():

@@ -14,6 +14,7 @@ from bench.port.recurrent import Settings, is_packed, run, run_packed
 from bench.port.report import Finding
 from bench.port.values import closest, numpy
 
+MOST_ROWS = 50  # of packed sequences that are looked for
 SIGMAS = 5.0  # by which two shares may differ before they count as different
 
 
@@ -25,6 +26,7 @@ class Place:
     rate: float
     whole: bool  # channels
     given: np.ndarray
+    packed: bool = False
 
 
 def compare(found: Any, pt: Any, tf: Any, weights: Any, both: Any) -> None:
@@ -40,7 +42,7 @@ def compare(found: Any, pt: Any, tf: Any, weights: Any, both: Any) -> None:
         ours = [place for place in ours if place.layer not in modules]
     bound = max(both.bounds, default=1e-5)
     for place in list(ours):
-        twin = next((t for t in theirs if closest(place.given, t.given) <= bound), None)
+        twin = next((t for t in theirs if _is_same(place, t, bound)), None)
         if twin is None:
             continue
         ours.remove(place)
@@ -70,6 +72,19 @@ def compare(found: Any, pt: Any, tf: Any, weights: Any, both: Any) -> None:
              a="no dropout there", b=f"nn.Dropout({place.rate:g}) where {place.layer} is")  # fmt: skip
     if (count or attention) and len(found.findings) == before:
         found.equal.append(f"dropout at {max(count // 2, len(attention), 1)} places: its rate and shape")
+
+
+def _is_same(place: Place, twin: Place, bound: float) -> bool:
+    """Whether both are given the same; of packed sequences, whether each step is in both."""
+    if not place.packed:
+        return closest(place.given, twin.given) <= bound
+    if twin.given.shape[-1] != place.given.shape[-1]:
+        return False
+    rows = twin.given.reshape(-1, twin.given.shape[-1])
+    return all(
+        np.min(np.linalg.norm(rows - row, axis=1)) <= max(bound, 1e-5) * np.linalg.norm(row)
+        for row in place.given[:MOST_ROWS]
+    )
 
 
 def _add(found: Any, key: str, pt: list, tf: list, size: float, a: str = "", b: str = "") -> None:
@@ -106,11 +121,10 @@ def _between(active: Any, event: Any) -> list[Place]:
         args = list(event.args)
         args[5 if packed else 4] = layer
         if packed:
-            # In the order of the batch, which packing has changed: rows are sorted by length.
             out = run_packed(kind, tuple(args), Settings())[0]
         else:
             out = run(kind, args[0], args[2], args[3], layer, both, args[8], Settings(), None)[0]
-        places.append(Place(event.layer, rate, False, numpy(out)))
+        places.append(Place(event.layer, rate, False, numpy(out), packed))
     return places
 
 

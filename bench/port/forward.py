@@ -34,6 +34,7 @@ from shared.user_model import BadFile
 MOST_CHANGES, MOST_SECONDS = 60, 45.0
 WINDOW = 12  # calls around one in which its effect shows
 RESHAPES = ("flatten", "reshape", "view", "unflatten")
+SHOWN_LATER = (*RESHAPES, "mul", "__mul__", "div", "__truediv__")
 
 
 @dataclass
@@ -135,10 +136,10 @@ class Forward:
                         return event, change, before
                 elif both.tf.index.match(numpy(out), bound):
                     return event, change, before
-        # A reshape has equal numbers whatever their order, and shows where it is used.
-        last = unequal[0].place if unequal else len(both.pt.events)
-        for event in reversed(both.pt.events[max(last - WINDOW, 0) : last]):
-            for change in changes(event, context) if event.name in RESHAPES else ():
+        # What a reshape or a factor gives may be equal to another tensor; it shows where it is used.
+        last = _first_of(unequal, both.pt.events)
+        for event in reversed(both.pt.events[max(last - WINDOW, 0) : last + WINDOW]):
+            for change in changes(event, context) if event.name in SHOWN_LATER else ():
                 if _tried(change, event) is not None:
                     if self._shows(event, change, both, context, taken):
                         return event, change, before
@@ -174,8 +175,10 @@ class Forward:
             finally:
                 self.pt.patches.remove(patch)
             first = event.place + 1
-            pairs = zip(both.pt.events[first:], ours.events[first:], strict=False)
-            for old, new in list(pairs)[:WINDOW]:
+            pairs = list(zip(both.pt.events[first:], ours.events[first:], strict=False))[:WINDOW]
+            if any(self._worse(old, new, both) for old, new in pairs):
+                continue
+            for old, new in pairs:
                 bound = self._bound(both, old.place)
                 if both.tf.index.match(numpy(old.out), bound):
                     continue
@@ -189,6 +192,12 @@ class Forward:
                 if sizes[1] <= both.bound < sizes[0]:
                     return True
         return False
+
+    def _worse(self, old: Event, new: Event, both: Pass) -> bool:
+        """Whether a call had its equal and has none once something before it was changed."""
+        bound = self._bound(both, old.place)
+        had = both.tf.index.match(numpy(old.out), bound)
+        return bool(had) and not both.tf.index.match(numpy(new.out), bound)
 
     def _moved(self, both: Pass, ours: Any) -> bool:
         """Whether the outputs are equal now."""
@@ -387,6 +396,19 @@ def is_inner(pair: Pair, pairs: list[Pair]) -> bool:
     module = pair.pt.name.rpartition("_l")[0]
     after = pairs[pairs.index(pair) + 1 :]
     return bool(module) and any(other.pt.name.startswith(f"{module}_l") for other in after)
+
+
+def _first_of(unequal: list[Event], events: list[Event]) -> int:
+    """The place of the first call that makes a difference of equal inputs.
+
+    Masks, such as PyTorch makes of tokens, may be nowhere in TensorFlow, and are no difference.
+    """
+    if not unequal:
+        return len(events)
+    differs = {id(event.out) for event in unequal}
+    equal = {id(event.out) for event in events} - differs
+    made = (e for e in unequal if any(id(t) in equal for t in e.tensors()))
+    return next(made, unequal[0]).place
 
 
 def _tried(change: Change, event: Event) -> Tensor | None:

@@ -20,7 +20,7 @@ from shared import user_model
 
 BOUND, DRAWS = 1e-5, 3
 SMOOTHINGS = (0.0, 0.1, 0.05, 0.2, 0.01, 0.15, 0.3)
-IGNORED = (None, -100, -1, 0, 255)
+IGNORED, MOST_CLASSES = (-100, -1, 0, 255), 12  # labels that may be left out
 DELTAS = (1.0, 0.5, 2.0, 0.1)
 REDUCTIONS = ("mean", "sum", "mean of those that count", "sum over the batch")
 
@@ -226,7 +226,8 @@ def _classes(
 
     positive = output.min() >= 0 and output.max() <= 1
     bases = ("logits", "probabilities") if positive else ("logits", "log-probabilities")
-    ignored = [i for i in IGNORED if i is None or (target == i).any()]
+    there = np.unique(target)[:MOST_CLASSES].tolist()
+    ignored = [None, *dict.fromkeys(i for i in (*IGNORED, *there) if (target == i).any())]
     for base, smoothing, leave, how in product(bases, SMOOTHINGS, ignored, REDUCTIONS):
         kept = np.ones(target.shape) if leave is None else (target != leave).astype(float)
         if leave is None and how == "mean of those that count":

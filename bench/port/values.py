@@ -139,4 +139,5 @@ class Index:
 
 
 def _within(layer: str, outer: str) -> bool:
-    return layer == outer or layer.startswith(f"{outer}/")
+    """Whether a tensor of a layer is one of another; a weight's name may stand for its layer."""
+    return layer == outer or layer.startswith(f"{outer}/") or outer.startswith(f"{layer}/")
