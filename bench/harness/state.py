@@ -34,8 +34,10 @@ MEASURED_BY = (
     "bench/probes",
     "bench/*/bench_*.py",
 )
-# What may differ when a run is taken up: figures, which `machine_class` judges, not conditions.
+# What may differ when a run is taken up: figures, which `machine_class` judges, not conditions, and
+# what sets no two machines of a class apart.
 VOLATILE = ("load", "peak_flops", "first_compile_s", "products", "bandwidth", "chain", "disturbed")
+VOLATILE += ("os", "memory_bytes")
 
 
 class Asked(Struct, frozen=True, kw_only=True):

@@ -548,6 +548,15 @@ def test_a_machine_of_another_class_is_refused_by_what_differs(
     assert made.done == []
 
 
+def test_another_machine_of_the_class_takes_a_run_up(interrupted, made_up, monkeypatch, whole):
+    """With another build of the system, and a few bytes of memory more."""
+    changed("environment", os="Linux-9", memory_bytes=2**35 + 4096)(interrupted)
+    made_up()
+    after = take_up(interrupted, monkeypatch).measure()
+    assert (after.finished, after.environment.os) == (True, "Linux-9")
+    assert measured(after)["cases"] == measured(whole.record)["cases"]
+
+
 def test_load_and_peaks_may_differ_and_stand_as_they_were(interrupted, made_up, monkeypatch, whole):
     before = load(interrupted).environment
     made_up()
