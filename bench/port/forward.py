@@ -256,8 +256,8 @@ class Forward:
             if both.tf.index.match(numpy(event.out), bound, pair.tf.name):
                 before = pair.pt.name
                 continue
-            pt, tf = pair.pt.name, pair.tf.name
-            size = min(size, both.tf.index.nearest(numpy(event.out), tf)) or size
+            (pt, tf), inner = pair.layers, pair.tf.name
+            size = min(size, both.tf.index.nearest(numpy(event.out), inner)) or size
             between = self._between(both, before, event)
             if between:
                 pt = between
@@ -329,7 +329,7 @@ class Forward:
             names = ", ".join(entry[0].tf.name for entry in alike[:3])
             more = [text.format(a="", b=words or names) for text in (cause.change_pt, cause.change_tf)]
             self.findings.append(
-                Finding("weights", pair.pt.name, pair.tf.name, size, 0.0, "nothing yet: weights "
+                Finding("weights", *pair.layers, size, 0.0, "nothing yet: weights "
                         "come first", key, True, *more, cause.why, len(alike))
             )  # fmt: skip
         return theirs
