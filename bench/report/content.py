@@ -220,7 +220,7 @@ def _processor(environment: Environment) -> str:
     processor = environment.processor or Processor()
     numbers = {n: getattr(processor, n) for n in ("family", "model", "stepping")}
     parts = [f"{name} {value}" for name, value in numbers.items() if value is not None]
-    sizes = [f"{n} {number(size / 2**10)} KiB" for n, size in processor.caches.items()]
+    sizes = [f"{n} {size / 2**10:,.0f} KiB" for n, size in processor.caches.items()]
     if environment.hypervisor:
         parts.append(f"hypervisor {compact(environment.hypervisor)}")
     return "".join(f"; {part}" for part in [", ".join(parts), ", ".join(sizes)] if part)

@@ -6,7 +6,7 @@ import pytest
 
 from bench import user_answer
 from bench.analysis.ranking import GOALS, rank, works
-from bench.record import Conditions
+from bench.record import Conditions, Pass, Processor, Speed
 from bench.report import tables
 from bench.report.answer import PROVISIONAL, decision_table, text
 from tests import records
@@ -111,3 +111,34 @@ def test_what_failed_is_not_worth_trying(status, named):
     (line,) = [line for line in said if "worth trying" in line]
     assert ("compilation" in " ".join(said)) == named
     assert "stacking" in line
+
+
+def test_a_report_says_in_a_line_when_the_machine_changed(quick):
+    fast, slow = 1e11, 4e10
+    before = Pass(number=0, began="12:01", matches=[0], before=fast, after=fast)
+    changed = Pass(number=1, began="12:05", matches=[0], before=slow, after=slow)
+    steady = tables.detail(quick.but(passes=[before]), width=200)
+    assert "MACHINE CHANGED" not in steady
+    lines = tables.detail(quick.but(passes=[before, changed]), width=200).splitlines()
+    line = next(line for line in lines if "MACHINE CHANGED" in line)
+    assert "in pass 2, which began at 12:05; its speed was between 40% and 100%" in line
+    assert "Pass 2 was left out." in line
+
+
+def test_the_machine_and_its_speeds_stand_under_machine_and_noise(quick):
+    processor = Processor(vendor="AuthenticAMD", family=25, model=17, architecture="Zen 4")
+    environment = quick.environment.but(
+        processor=processor.but(caches={"L2": 1 << 20}),
+        hypervisor="KVM",
+        products={"tf": {"int8": Speed(one=2e11, all=3e11)}},
+        bandwidth=Speed(one=1e10, all=1.5e10),
+        chain=None,
+    )
+    shown = " ".join(tables.detail(quick.but(environment=environment), width=200).split())
+    for words in (
+        "Zen 4",
+        "family 25, model 17, hypervisor KVM; L2 1,024 KiB",
+        "TensorFlow: GFLOP/s on one thread and on all: int8 200 and 300",
+        "GB/s on one thread and on all: 10.0 and 15.0",
+    ):
+        assert words in shown
