@@ -25,8 +25,8 @@ MOST_WARM_S = 1.0  # slow steps settle within fewer; slow first rounds of a bloc
 SETTLE_S = 0.05
 SLOW_S = 1.0  # a step that lasts longer needs none before it: what it finds in caches is nothing
 # Batches of several shapes are one sample; where that lasts longer, samples take parts in turn: as
-# many as a block has rounds at least.
-WHOLE_S, PARTS = 2.0, 3
+# many as a block has rounds at least. By the file's plain step, so that all rows do the same.
+WHOLE_S, PARTS = 0.5, 3
 CERTIFIED_S = 2.0  # steps of a certificate end after so long, where they are slow,
 FEWEST_CERTIFIED = 2  # but never before so many more than the first
 
@@ -82,18 +82,19 @@ class Timing:
         """
         self.stream = cycle(self.batches)
         if self.shape_count > 1:
-            self.parts = (tuple(self.batches),)
-            self.part = self.parts[0]
+            self.part = tuple(self.batches)
         previous, step_s = float("inf"), float("inf")
         start = time.perf_counter()
         for chunk in range(WARM_CHUNKS):
             previous, step_s = step_s, self._chunk()
             steady = abs(step_s - previous) < 0.05 * step_s
-            seen = chunk or not self.parts
+            seen = chunk or not self.part
             if seen and (steady or time.perf_counter() - start > MOST_WARM_S):
                 break
-        if self.parts and step_s * len(self.batches) > WHOLE_S:
-            self.parts = dealt(self.batches, PARTS)
+        if self.part:
+            sides = self.impl.about["sides"].values()
+            whole_s = max(side["step_s"] for side in sides) * len(self.batches)
+            self.parts = dealt(self.batches, PARTS) if whole_s > WHOLE_S else (self.part,)
             self.part = self.parts[0]
         self.steps = self._steps_a_sample(step_s)
         gc.freeze()  # what is garbage too: collecting takes longer than a sample

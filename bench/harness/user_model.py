@@ -376,15 +376,27 @@ def _of_shapes(batches: list[tuple]) -> dict:
 
 
 def _losses(step: Callable, batches: list, to_float: Callable) -> tuple[list[float], float]:
-    """A step's losses on each batch, or on fewer where it is slow; seconds a step."""
-    losses = [to_float(step(*batches[0]))]  # which may compile it
-    start = time.perf_counter()
-    for batch in batches[1:]:
+    """A step's losses on each batch, or on fewer where it is slow; seconds a step.
+
+    The first step at a shape may trace or compile: where shapes vary, all are taken once more.
+    """
+    losses, _ = _timed(step, batches[:1], to_float)
+    more, seconds = _timed(step, batches[1:], to_float)
+    losses += more
+    if len(set(map(user_model.shape_of, batches))) > 1:
+        _, seconds = _timed(step, batches[: len(losses)], to_float)
+    return losses, seconds
+
+
+def _timed(step: Callable, batches: list, to_float: Callable) -> tuple[list[float], float]:
+    """A step's losses on batches, of which slow ones are left out at the end; seconds a step."""
+    losses, start = [], time.perf_counter()
+    for batch in batches:
         losses.append(to_float(step(*batch)))
         seconds = time.perf_counter() - start
-        if seconds > SCATTER_S and len(losses) >= LEAST_STEPS:
+        if seconds > SCATTER_S and len(losses) >= LEAST_STEPS - 1:
             break
-    return losses, seconds / (len(losses) - 1)
+    return losses, seconds / len(losses)
 
 
 def _check_outputs(ours: np.ndarray, theirs: np.ndarray) -> None:

@@ -34,7 +34,9 @@ class Clock:
 class Bench(timing.Timing):
     """A worker whose step takes a millisecond, or as long as is said, a position."""
 
-    def __init__(self, clock: Clock, step_s: float = 1e-3, given: list | None = None) -> None:
+    def __init__(
+        self, clock: Clock, step_s: float = 1e-3, given: list | None = None, plain_s: float = 1e-3
+    ) -> None:
         self.seen: list[int] = []
         self.batches = batches() if given is None else given
         self.prepared = Prepared(None, None, None, None)
@@ -42,6 +44,7 @@ class Bench(timing.Timing):
         runtime = SimpleNamespace(synchronize=lambda: None, to_float=float)
         runtime.trace_count = lambda step: len(set(self.seen))
         self.kit = SimpleNamespace(runtime=runtime)
+        self.impl = SimpleNamespace(about={"sides": {"pt": {"step_s": plain_s}}})
         self._clock, self._step_s = clock, step_s
 
     def call(self, x, y) -> float:
@@ -99,7 +102,7 @@ def test_steps_a_sample_are_the_mean_over_the_shapes(clock):
 
 @pytest.mark.parametrize("step_s", [0.5, 3.0])
 def test_of_slow_steps_a_few_samples_have_all_shapes_together(clock, step_s):
-    bench = Bench(clock, step_s)
+    bench = Bench(clock, step_s, plain_s=0.5)
     bench.slow = step_s > timing.SLOW_S
     bench._op_warm()
     rounds = [bench.timed() for _ in range(timing.PARTS)]
