@@ -78,6 +78,7 @@ def pool(records: Sequence[Record]) -> Record:
         seconds={},
         matches=[],
         blocks=[],
+        passes=[],
     )
     whole = analyse(raw(measured))
     of_one = _of_runs(runs, rows)

@@ -11,7 +11,7 @@ from scipy import stats
 from bench.analysis.analyse import analyse
 from bench.analysis.pooling import by_class, pool
 from bench.analysis.table import FIRST_CALL, MEMORY, RATE, TIME, Table
-from bench.record import Accuracy, ColdStart, Metric
+from bench.record import Accuracy, ColdStart, Metric, Pass
 from bench.report import tables
 from tests.records import (
     as_read,
@@ -86,6 +86,14 @@ def test_what_only_one_run_has_stays_as_that_run_has_it():
         found, alone = find_comparison(whole, *pair), find_comparison(second, *pair)
         assert (found.ratio, found.ci, found.n) == (alone.ratio, alone.ci, 5)
     assert find_comparison(whole, "pt/row4", "pt/plain").n == 2
+
+
+def test_a_pass_that_a_run_left_out_takes_no_run_out_of_the_pooled_record():
+    first, second, third = runs(0.0, 3)
+    steady = {"began": "2026-01-03", "matches": [0], "after": 1e9}
+    passes = [Pass(number=n, before=speed, **steady) for n, speed in enumerate((1e9, 5e8, 1e9))]
+    whole = pool([first, second, third.but(passes=passes)])
+    assert find_comparison(whole, "pt/row4", "pt/plain").n == 3
 
 
 def test_a_row_of_other_settings_is_another_program():
