@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from bench.harness.run_plan import techniques
 from rich.cells import cell_len
 
 from bench import claims as command
@@ -28,6 +27,7 @@ from bench.analysis.claims import (
 )
 from bench.analysis.reading import load
 from bench.analysis.table import NO_ACCURACY, NOT_COMPARABLE, NOT_MEASURED, ONCE
+from bench.harness.run_plan import techniques
 from bench.record import DIFFERENT, encode
 from bench.report.claims import counts, data, page, text
 from tests.records import planted, played_run, whole_run, with_environment
