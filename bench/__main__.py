@@ -13,6 +13,7 @@ COMMANDS = {
     "choose": ("bench.choose", "what to use for one aim, from the rows of a run"),
     "try": ("bench.try_model", "what makes your own model faster or leaner"),
     "doctor": ("bench.doctor.command", "what is wrong with a set-up, in half a minute"),
+    "port": ("bench.port.command", "where a port to the other framework differs first, and why"),
     "diagnose": ("bench.diagnose", "what holds a train step back, and what was measured to help"),
     "why": ("bench.why.command", "where the difference of two programs comes from"),
     "claims": ("bench.claims", "which published claims hold in a run"),

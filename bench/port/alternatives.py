@@ -45,6 +45,7 @@ class Change:
 
     alike: which other calls are changed with it, as far as they have the same setting. shown_later:
     whether the changed call gives what it takes, so that only calls after it show the effect.
+    together: what another call is changed to with it, None for all other calls.
     """
 
     key: str
@@ -53,6 +54,7 @@ class Change:
     apply: Callable[[Event], Any]
     alike: tuple = ()
     shown_later: bool = False
+    together: Callable[[Event], Any] | None = None
 
 
 @dataclass
@@ -74,7 +76,7 @@ def changes(event: Event, context: Context) -> Iterator[Change]:
     if name.startswith("conv_transpose"):
         yield from _transposed(event)
     elif name.startswith("conv"):
-        yield from _convolution(event)
+        yield from _convolution(event, context)
     elif name.startswith("adaptive_avg_pool"):
         yield from _whole_pooling(event)
     elif name.startswith(("max_pool", "avg_pool")):
@@ -129,7 +131,7 @@ def _flat(pads: list[tuple]) -> list[int]:
     return [n for pair in reversed(pads) for n in pair]
 
 
-def _convolution(event: Event) -> Iterator[Change]:
+def _convolution(event: Event, context: Context) -> Iterator[Change]:
     x, weight = event.argument(0, "input"), event.argument(1, "weight")
     dims = weight.ndim - 2
     stride, padding, dilation = (
@@ -168,7 +170,23 @@ def _convolution(event: Event) -> Iterator[Change]:
     for other in (1, 2):
         if set(stride) <= {1, 2} and other not in stride:
             change = (lambda e, s=other: e.again(stride=(3, s)))  # fmt: skip
-            yield Change("stride_place", str(stride[0]), str(other), change, (event.place,))
+            back = _given_back(event, context, stride, other)
+            words = (str(stride[0]), str(other))
+            yield Change("stride_place", *words, change, (event.place,), together=back)
+
+
+def _given_back(event: Event, context: Context, stride: tuple, other: int) -> Callable | None:
+    """The change of the block's next convolution that had the stride which this one gets."""
+    block = event.layer.rpartition(".")[0]
+    for later in context.events:
+        if later.place <= event.place or later.name != event.name:
+            continue
+        if later.layer.rpartition(".")[0] != block:
+            return None
+        if set(_tuple(later.argument(3, "stride", 1), len(stride))) == {other}:
+            place = later.place
+            return lambda e: e.again(stride=(3, stride)) if e.place == place else None
+    return None
 
 
 def _transposed(event: Event) -> Iterator[Change]:

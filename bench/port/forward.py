@@ -158,7 +158,10 @@ class Forward:
             except Exception:  # a call that is not alike after all
                 self.pt.patches.remove(patch)
                 continue
-            if self._moved(both, ours):
+            pairs = zip(both.pt.events, ours.events, strict=False)
+            if self._moved(both, ours) or (
+                count[0] > 1 and not any(self._worse(old, new, both) for old, new in pairs)
+            ):
                 return max(count[0], 1)
             self.pt.patches.remove(patch)
         self.pt.patches.append(_single(event, change))
@@ -427,6 +430,8 @@ def _single(event: Event, change: Change) -> Callable[[Event], Any]:
 
     def patch(other: Event) -> Any:
         same = (other.place, other.name, other.layer) == (event.place, event.name, event.layer)
+        if change.together and not same:
+            return change.together(other)
         return change.apply(other) if same else None
 
     return patch

@@ -54,7 +54,7 @@ def compare(found: Any, pt: Any, side: Any, weights: Any, same_loss: bool) -> Gr
 
 def _add(found: Any, pair: Any, size: float, bound: float, key: str | None, a="", b="") -> None:
     before = "outputs" + ("" if any(f.step == "loss" for f in found.findings) else " and the loss")
-    names = pair.pt.name, pair.tf.name
+    names = pair.layers
     if key is None:
         found.findings.append(Finding("gradients", *names, size, bound, before))
         return
@@ -134,15 +134,20 @@ def dense(grad: Any, variable: Any) -> np.ndarray:
     return tf.convert_to_tensor(grad).numpy()
 
 
-def _bounds(pt: Any, weights: Any, ours: dict, scales: Any) -> dict[str, float]:
-    """By PyTorch's name: what rounding does to a gradient, by a run in float64."""
+def _bounds(pt: Any, weights: Any, ours: dict, scales: Any) -> dict[int, float]:
+    """By variable of Keras: what rounding does to its gradient, by a run in float64."""
+    transfers = [t for _, t in weights.transfers() if not t.role.startswith("moving")]
     try:
         twin = copy.deepcopy(pt.model).double()
         x = user_model.mapped(lambda t: t.double() if t.is_floating_point() else t, pt.x)
         exact = _pytorch(pt, scales, twin, x)
     except Exception:  # the model is written for float32
-        return dict.fromkeys(ours, WITHOUT_ROUNDING)
-    return {n: max(TIMES_ROUNDING * distance(g, exact[n]), LEAST_BOUND) for n, g in ours.items()}
+        return {id(t.variable): WITHOUT_ROUNDING for t in transfers}
+    bounds = {}
+    for transfer in transfers:
+        given = (transfer.convert(grads, gradient=True) for grads in (ours, exact))
+        bounds[id(transfer.variable)] = max(TIMES_ROUNDING * distance(*given), LEAST_BOUND)
+    return bounds
 
 
 def _unequal(weights: Any, ours: dict, theirs: dict, bounds: dict) -> list[tuple]:
@@ -153,8 +158,7 @@ def _unequal(weights: Any, ours: dict, theirs: dict, bounds: dict) -> list[tuple
             continue
         a = transfer.convert(ours, gradient=True)
         b = dense(theirs[id(transfer.variable)], transfer.variable)
-        bound = max(bounds[name] for name in transfer.names)
-        size = distance(a, b)
+        bound, size = bounds[id(transfer.variable)], distance(a, b)
         if size > bound:
             wrong.append((pair, size, bound))
     return wrong

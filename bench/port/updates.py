@@ -224,14 +224,15 @@ def _causes(a: Settings, b: Settings, emulated: Any, equal: Any) -> list[str]:
                 return [name]
     needed = []
     for name in differing:
-        if not equal(replace(b, **{name: getattr(a, name)})):
+        one = replace(b, **{name: getattr(a, name)})
+        if not equal(one) and not (name == "epsilon" and equal(replace(one, epsilon_first=False))):
             needed.append(name)
     return ["kind"] if "kind" in needed else needed
 
 
 def _add(found, step: str, pair: Any, size: float, name: str | None, a=None, b=None) -> None:
     before = "outputs, the loss and gradients" if step == "update" else "one update"
-    names = (pair.pt.name, pair.tf.name) if pair else ("", "")
+    names = pair.layers if pair else ("", "")
     if name is None:
         found.findings.append(Finding(step, *names, size, BOUND, before))
         return
@@ -312,7 +313,9 @@ def train(found: Any, pt: Any, side: Any, weights: Any, settings: Settings, batc
         for parameter in pt.model.parameters():
             noise = torch.from_numpy(random.standard_normal(tuple(parameter.shape)))
             parameter.mul_((1 + DRAWN * noise).to(parameter.dtype))
-    again, shifted = _train_pytorch(pt, settings, batches, count)
+    again, shifted = _train_pytorch(pt, settings, batches, count, seconds=np.inf)
+    count = min(count, len(again))
+    one, other, again = one[:count], other[:count], again[:count]
     pt.model.load_state_dict(start)
     for variable, value in zip(side.model.weights, theirs, strict=True):
         variable.assign(value)
@@ -333,13 +336,16 @@ def train(found: Any, pt: Any, side: Any, weights: Any, settings: Settings, batc
         return
     before = f"{int(np.argmax(losses > bound))} steps" if losses.max() > bound else "all losses"
     pair = compared[worst][0]
-    names = ("", "") if losses.max() > bound else (pair.pt.name, pair.tf.name)
+    names = ("", "") if losses.max() > bound else pair.layers
     size = float(losses.max()) if losses.max() > bound else apart[worst]
     limit = bound if losses.max() > bound else weight_bound[worst]
     found.findings.append(Finding("steps", *names, size, limit, before))
 
 
-def _train_pytorch(pt: Any, settings: Settings, batches: dict, most: int) -> tuple[list, dict]:
+def _train_pytorch(
+    pt: Any, settings: Settings, batches: dict, most: int, *, seconds: float = MOST_SECONDS / 3
+) -> tuple[list, dict]:
+    """Losses and weights afterwards; fewer steps where they take longer than some seconds."""
     losses, start = [], time.monotonic()
     optimizer = pt.optimizer
     state = copy.deepcopy(optimizer.state_dict())
@@ -355,7 +361,7 @@ def _train_pytorch(pt: Any, settings: Settings, batches: dict, most: int) -> tup
                 group["eps"] = settings.epsilon / (1 - settings.betas[1] ** (number + 1)) ** 0.5
         optimizer.step()
         losses.append(float(loss))
-        if time.monotonic() - start > MOST_SECONDS / 3 and len(losses) >= LEAST_STEPS:
+        if time.monotonic() - start > seconds and len(losses) >= LEAST_STEPS:
             break
     arrays = {n: t.detach().numpy().copy() for n, t in pt.model.state_dict().items()}
     optimizer.load_state_dict(state)

@@ -71,6 +71,12 @@ class Pair:
     how: str
     transfers: tuple[Transfer, ...]
 
+    @property
+    def layers(self) -> tuple[str, str]:
+        """The names of both layers: of one in nn.LSTM that of the module."""
+        name = re.sub(r"_l\d+(_reverse)?$", "", self.pt.name) if self.pt.kind in GATES else ""
+        return name or self.pt.name, self.tf.name
+
 
 class Weights:
     """The match of two models' weights."""

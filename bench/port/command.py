@@ -1,0 +1,157 @@
+"""Where a model and its port to the other framework differ first, and why.
+
+    twinbench port my_model.py [--json] [--write-weights FILE]
+
+The file is that of `twinbench try`: pytorch() and tensorflow() return (model, loss_fn) or
+(model, loss_fn, optimizer), batch(size, seed) returns (x, y), and copy_weights(pytorch_model,
+tensorflow_model) gives the second the weights of the first. Without copy_weights they are matched
+by name, order and shape, and copy_weights.py is written beside the file, as code to keep.
+
+Batch, weights, outputs in evaluation and training mode, dropout, running statistics, the loss,
+gradients, updates and ten steps of training are compared in this order. The exit status is 0 where
+nothing differs, 1 where something does, 2 for an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from pathlib import Path
+
+from bench.port.causes import CATALOGUE
+from bench.port.report import STEPS, Finding, Report
+from bench.report import parsers
+from bench.report.text import hanging, plain, wrap
+from shared.user_model import BadFile, look
+
+WIDTH, INDENT = 80, 13
+MOST_MATCHES = 60  # lines
+SLOW_S = 2.0  # after which people are told what is done
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit status (1: the models differ, 2: an error)."""
+    parser = parsers.described("twinbench port", __doc__)
+    parser.add_argument("file", metavar="my_model.py")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument(
+        "--write-weights", metavar="FILE", help="write the match as code there (never over a file)"
+    )
+    given = parser.parse_args(arguments)
+    try:
+        file = look(given.file)
+        target = _target(given.write_weights, file.path, "copy_weights" in file.functions)
+        from bench.port.compare import port
+
+        report = port(file, say=_Progress())
+    except ValueError as error:  # BadFile is one
+        print(f"{parser.prog}: {plain(error)}", file=sys.stderr)
+        return 2
+    if given.json:
+        print(json.dumps(dataclasses.asdict(report), indent=2))
+    else:
+        print("\n".join(lines(report, file.path.name)))
+    if target and report.code:
+        target.write_text(report.code, encoding="utf-8")
+        print(f"\n{target} is written: keep it, and import copy_weights from it.", file=sys.stderr)
+    elif report.copied and not given.write_weights:
+        there = file.path.with_name("copy_weights.py").name
+        print(f"\n{there} is there already and was left as it is.", file=sys.stderr)
+    return 1 if report.findings else 0
+
+
+def _target(asked: str | None, file: Path, has_copy: bool) -> Path | None:
+    """Where the match is written: where it was asked for, or beside a file that has none."""
+    if asked:
+        if Path(asked).exists():
+            raise BadFile(f"{asked} is there already: give another name")
+        return Path(asked)
+    beside = file.with_name("copy_weights.py")
+    return None if has_copy or beside.exists() else beside
+
+
+class _Progress:
+    """Says what is looked at, once it has taken a while."""
+
+    def __init__(self) -> None:
+        self.start = time.monotonic()
+
+    def __call__(self, words: str) -> None:
+        passed = time.monotonic() - self.start
+        if passed >= SLOW_S or words.startswith("importing"):
+            print(f"[{passed:3.0f} s] {words}", file=sys.stderr, flush=True)
+
+
+def lines(report: Report, name: str) -> list[str]:
+    """The answer, within 80 columns: the first difference, others, what was equal, the match."""
+    text = _headline(report, name)
+    for place, finding in enumerate(report.findings):
+        text += ["", *_finding(finding, place)]
+    if report.equal:
+        text += ["", *hanging("Equal", "; ".join(report.equal), WIDTH, INDENT)]
+    for note in report.notes:
+        text += hanging("Note", note, WIDTH, INDENT)
+    text += _certificate(report, name)
+    text += _matches(report)
+    return text
+
+
+def _headline(report: Report, name: str) -> list[str]:
+    first = report.first
+    if first is None:
+        words = "Nothing differs: the models compute and train the same"
+        words += ", once weights are copied." if report.copied else "."
+        return wrap(words, WIDTH)
+    place = f" at {_layers(first)}" if _layers(first) else ""
+    title = CATALOGUE[first.cause].title if first.cause else "no cause of the catalogue explains it"
+    return wrap(f"The first difference is in {STEPS[first.step]}{place}: {title}.", WIDTH)
+
+
+def _layers(finding: Finding) -> str:
+    names = [name for name in (finding.layer_pt, finding.layer_tf) if name]
+    return " / ".join(dict.fromkeys(names))
+
+
+def _finding(finding: Finding, place: int) -> list[str]:
+    cause = CATALOGUE.get(finding.cause or "")
+    more = f", and {finding.places - 1} more like it" if finding.places > 1 else ""
+    head = f"{place + 1}. {cause.title if cause else 'no known cause'}"
+    text = wrap(head, WIDTH)
+    text += hanging("   where", f"{STEPS[finding.step]}: {_layers(finding)}{more}", WIDTH, INDENT)
+    size = f"{finding.size:.1e} of its size" + (
+        f"; up to {finding.bound:.0e} would be rounding" if finding.bound else ""
+    )
+    text += hanging("   size", size, WIDTH, INDENT)
+    text += hanging("   before it", f"equal: {finding.before}", WIDTH, INDENT)
+    if cause:
+        checked = "with this changed the difference is gone" if finding.verified else "not checked"
+        text += hanging("   PyTorch", finding.change_pt, WIDTH, INDENT)
+        text += hanging("   or Keras", finding.change_tf, WIDTH, INDENT)
+        text += hanging("   checked", checked, WIDTH, INDENT)
+        text += hanging("   why", finding.why, WIDTH, INDENT)
+    return text
+
+
+def _certificate(report: Report, name: str) -> list[str]:
+    done = report.certificate
+    if done is None:
+        return []
+    words = (
+        f"{done.steps} training steps on {done.steps} batches, dropout off: losses within "
+        f"{done.loss:.0e} (bound {done.loss_bound:.0e}), weights afterwards within "
+        f"{done.weights:.0e} (bound {done.weights_bound:.0e})"
+    )
+    speed = f"`twinbench try {name}` measures speed and memory of both"
+    return [*hanging("Certificate", words, WIDTH, INDENT), *hanging("Speed", speed, WIDTH, INDENT)]
+
+
+def _matches(report: Report) -> list[str]:
+    if not report.copied:
+        return []
+    text = ["", "Weights that belong together (PyTorch, Keras, how they were matched)"]
+    for match in report.matches[:MOST_MATCHES]:
+        text += hanging(f"   {match.layer_pt}", f"{match.layer_tf} ({match.how})", WIDTH, 36)
+    left = len(report.matches) - MOST_MATCHES
+    return text + ([f"   and {left} more: all are in copy_weights.py"] if left > 0 else [])
