@@ -129,15 +129,13 @@ def gain(speed: Speed | None) -> float | None:
 
 
 def product(environment: Environment, dtype: str) -> float | None:
-    """The best product of a dtype on all threads, by either framework, in FLOP/s."""
-    peak = (environment.peak_flops or {}).get(dtype)
-    best = _best(environment, dtype)
-    return max(filter(None, (peak, best and best.all)), default=None)
+    """The best product of a dtype by either framework, in FLOP/s."""
+    return (environment.peak_flops or {}).get(dtype)
 
 
-def _best(environment: Environment, dtype: str = "float32") -> Speed | None:
-    """The speeds of the library that is fastest on all threads."""
-    every = [speeds[dtype] for speeds in environment.products.values() if dtype in speeds]
+def _best(environment: Environment) -> Speed | None:
+    """The float32 products of the library that is fastest on all threads."""
+    every = [speeds["float32"] for speeds in environment.products.values() if "float32" in speeds]
     return max(every, key=lambda speed: speed.all or 0, default=None)
 
 
@@ -174,7 +172,8 @@ def _speed(environment: Environment, digits: int) -> list[str]:
     speed = product(environment, dtype)
     if speed is None:
         return []
-    return [_flops(speed, digits) + (f" in {dtype}" if environment.gpu else "")]
+    bound = "at least " if is_disturbed(environment) else ""
+    return [bound + _flops(speed, digits) + (f" in {dtype}" if environment.gpu else "")]
 
 
 def _flops(speed: float, digits: int = 3) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from bench.analysis.machine_class import differences, same_class, slug, words
 from bench.analysis.reading import load
+from bench.analysis.values import MOST_OTHERS
 from bench.record import Environment, Processor, Speed
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -81,6 +82,15 @@ def test_a_run_on_a_part_of_the_machine_says_so():
 )
 def test_a_processor_is_called_by_its_name_alone(told, called):
     assert words(Environment(cpu=told)) == called
+
+
+def test_what_was_measured_beside_other_programs_is_a_bound_and_sets_nothing_apart():
+    slow = measured(1.0, 1.0).but(
+        products={}, peak_flops={"float32": 1e10}, disturbed=2 * MOST_OTHERS
+    )
+    assert words(slow) == "AMD EPYC (Zen 4), 2 processors, at least 10 GFLOP/s"
+    assert same_class(slow, measured(1.9, 2.0))
+    assert differences(measured(1.9, 2.0), slow) == []
 
 
 def test_a_gpu_comes_first():

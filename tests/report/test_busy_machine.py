@@ -138,7 +138,7 @@ def test_the_machine_and_its_speeds_stand_under_machine_and_noise(quick):
     for words in (
         "Zen 4",
         "family 25, model 17, hypervisor KVM; L2 1,024 KiB",
-        "TensorFlow: GFLOP/s on one thread and on all: int8 200 and 300",
+        "Products, TensorFlow GFLOP/s on one thread and on all: int8 200 and 300",
         "GB/s on one thread and on all: 10.0 and 15.0",
     ):
         assert words in shown
