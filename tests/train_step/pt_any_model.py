@@ -78,7 +78,7 @@ def clip_each(model):
         nn.utils.clip_grad_norm_(parameter, NORM)
 
 
-def plain(model, optimizer, loss_fn, gradients=backward, change=lambda model: None):
+def by_hand(model, optimizer, loss_fn, gradients=backward, change=lambda model: None):
     model.train()
 
     def step(x, y):
@@ -89,6 +89,10 @@ def plain(model, optimizer, loss_fn, gradients=backward, change=lambda model: No
         return loss.detach()
 
     return step
+
+
+def plain(model, optimizer, loss_fn):
+    return by_hand(model, optimizer, loss_fn)
 
 
 def trained(make, make_step, dtype=torch.float32):
@@ -123,10 +127,10 @@ def with_settings(make, **settings):
     return lambda *given: make(*given, **settings)
 
 
-half = partial(plain, gradients=autocast)
+half = partial(by_hand, gradients=autocast)
 checkpointing = activation_checkpointing.apply_checkpointing
 stacked, accumulate = stacking.make_train_step, gradient_accumulation.make_train_step
-THIRDS, SINGLE = (partial(plain, gradients=partial(in_parts, n)) for n in (PARTS, SAMPLES))
+THIRDS, SINGLE = (partial(by_hand, gradients=partial(in_parts, n)) for n in (PARTS, SAMPLES))
 STEPS = {
     "kit": (eager, plain),
     "float32": (with_settings(mixed_precision.make_train_step, dtype="float32"), plain),
@@ -137,11 +141,11 @@ STEPS = {
     "parts": (with_settings(accumulate, micro_batches=PARTS), THIRDS),
     "clip": (
         with_settings(gradient_clipping.make_train_step, max_norm=NORM),
-        partial(plain, change=clip),
+        partial(by_hand, change=clip),
     ),
     "clip each": (
         with_settings(gradient_clipping.make_per_variable_step, max_norm=NORM),
-        partial(plain, change=clip_each),
+        partial(by_hand, change=clip_each),
     ),
     "no clip": (with_settings(gradient_clipping.make_train_step, max_norm=float("inf")), plain),
     "guard": (finite_guard.make_train_step, plain),
