@@ -12,9 +12,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from bench.harness.run_plan import techniques
-
 from bench.harness.plan import FRAMEWORKS, Case, Work
+from bench.harness.run_plan import techniques
 from bench.harness.selection import cases_of
 from bench.harness.worker import Operations
 from bench.probes import model_parallel, pipelines

@@ -3,10 +3,10 @@
 from collections import Counter
 
 import pytest
-from bench.harness.run_plan import techniques
 
 from bench.analysis.families import OF_LEARNING
 from bench.harness import plan, selection
+from bench.harness.run_plan import techniques
 from shared.specs import TASKS, parameter_count
 
 TECHNIQUES = techniques()

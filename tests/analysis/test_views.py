@@ -16,8 +16,6 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from bench.harness.run_plan import techniques
-from bench.report.formatting import number
 
 from bench import choose, diagnose, user_answer, user_code
 from bench import priorities as priorities_command
@@ -26,9 +24,11 @@ from bench.analysis.questions import REMEDIES, answers, remedies
 from bench.analysis.ranking import GOALS, Limits, rank, works
 from bench.analysis.reading import load
 from bench.analysis.table import GAINED, MEMORY, RATE, SIZE, TIME, Table
+from bench.harness.run_plan import techniques
 from bench.record import FRAMEWORKS, encode
 from bench.report import advised, content, page, readme
 from bench.report.answer import decision_table, full_name, lines, share, text, why
+from bench.report.formatting import number
 from bench.report.names import name_of, rounded
 from bench.report.priorities import ends
 from bench.report.priorities import text as priorities_text

@@ -12,11 +12,11 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from bench.harness.run_plan import Plan
 
 from bench.compression import bench_distillation
 from bench.compression.bench_distillation import TECHNIQUE
 from bench.harness.plan import EFFORT, Case, Work
+from bench.harness.run_plan import Plan
 from bench.harness.selection import cases_of
 from bench.harness.worker import Operations
 from shared import datasets, teacher

@@ -11,9 +11,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from bench.harness.run_plan import techniques
 
 from bench import diagnose
+from bench.harness.run_plan import techniques
 from bench.ladders import command as ladders
 from bench.network import command as network
 from bench.network import sweeps
