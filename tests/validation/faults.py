@@ -463,8 +463,8 @@ MEASURING = (
     Fault(
         "threads beyond the affinity",
         "shared/cgroups.py",
-        "count = len(os.sched_getaffinity(0))",
-        "count = os.cpu_count()",
+        "count = len(processors()) or os.cpu_count() or 1",
+        "count = os.cpu_count() or 1",
         MEMORY,
     ),
     Fault(
