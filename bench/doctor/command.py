@@ -62,9 +62,9 @@ def main(arguments: list[str] | None = None) -> int:
         facts, why = asking.facts(side, path, clock, share=SHARES[len(sides) - place])
         known[side] = facts
         remarks += [why] if why else []
-    runtimes = asking.runtimes(clock)
     source = path.read_text("utf-8", "replace") if path else ""
     every = judges.judged(here, known, source, _speeds(here, known, clock))
+    runtimes = asking.runtimes(clock)
     every += [one for name, n in runtimes.items() for one in judges.runtime(here, name, n)]
     findings = [with_gain(one, records) for one in every]
     threads = {FRAMEWORKS[side]: f.pools.threads for side, f in known.items() if f.pools}
