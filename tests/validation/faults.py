@@ -651,8 +651,8 @@ SHOWN = (
     Fault(
         "a row dropped from the record",
         "bench/harness/record.py",
-        "cases=[_case(plan, state, case) for case in plan.every],",
-        "cases=[_case(plan, state, case) for case in plan.every][:-1],",
+        "cases=[_case(plan, state, case, left_out) for case in plan.every],",
+        "cases=[_case(plan, state, case, left_out) for case in plan.every][:-1],",
         RECORD,
     ),
     Fault(
