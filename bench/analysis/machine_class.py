@@ -50,14 +50,24 @@ def same_class(a: Environment, b: Environment) -> bool:
     return known and shared and kinds[0][1] == kinds[1][1] and not _speeds_apart(a, b)
 
 
-def differences(a: Environment, b: Environment) -> list[str]:
-    """How the new machine `b` differs from `a`, a sentence each, what matters most first."""
+def differences(
+    a: Environment, b: Environment, *, new: str = "the new machine", before: str = "before"
+) -> list[str]:
+    """How machine `b` differs from `a`, a sentence each, what matters most first.
+
+    `new`: what `b` is called. `before`: what follows a figure of `a`.
+    """
     devices = [_gpu(one) or "the CPU" for one in (a, b)]
-    sentences = [] if _agree(*devices) else [f"it computes on {devices[1]}, on {devices[0]} before"]
-    sentences += _speeds_apart(a, b)
-    for what, old, new in (
+    sentences = (
+        [] if _agree(*devices) else [f"it computes on {devices[1]}, on {devices[0]} {before}"]
+    )
+    sentences += [
+        f"{new} computes {_times(factor)}: {b_speed} in {dtype}, {a_speed} {before}"
+        for dtype, factor, a_speed, b_speed in _speeds_apart(a, b)
+    ]
+    for what, a_has, b_has in (
         ("the processors used are", sharing(a), sharing(b)),
-        ("the instructions are", _instructions(a), _instructions(b)),
+        ("the instructions are", _instructions(a, " with "), _instructions(b, " with ")),
         ("the instructions are limited by", _limits(a) or "nothing", _limits(b) or "nothing"),
         ("the processor is", _cpu(a), _cpu(b)),
         ("the architecture is", _architecture(a), _architecture(b)),
@@ -65,26 +75,24 @@ def differences(a: Environment, b: Environment) -> list[str]:
         ("the number of processors is", a.logical_cores, b.logical_cores),
         ("the quota of cores is", a.quota, b.quota),
     ):
-        if not _agree(old, new):
+        if not _agree(a_has, b_has):
             by = "by " * what.endswith(" by")
-            sentences.append(f"{what} {new}, {by}{old} before")
+            sentences.append(f"{what} {b_has}, {by}{a_has} {before}")
     if any(not _agree(old, b.allocator.get(name)) for name, old in a.allocator.items()):
         sentences.append("the allocator has other settings")
     if a.bandwidth and b.bandwidth and (factor := _factor(a.bandwidth.all, b.bandwidth.all)):
         sentences.append(f"the memory moves {_times(factor)}")
-    if a.memory_bytes and b.memory_bytes:
-        old, new = a.memory_bytes, b.memory_bytes
-        if abs(old - new) > MEMORY_SHARE * old:
-            sentences.append(
-                f"it has {new / 2**30:.3g} GiB of memory, {old / 2**30:.3g} GiB before"
-            )
-    for what, old, new in (
+    sizes = [one.memory_bytes for one in (b, a)]
+    if all(sizes) and abs(sizes[0] - sizes[1]) > MEMORY_SHARE * sizes[1]:
+        has, had = (f"{size / 2**30:.3g} GiB" for size in sizes)
+        sentences.append(f"it has {has} of memory, {had} {before}")
+    for what, a_has, b_has in (
         ("the hypervisor is", a.hypervisor, b.hypervisor),
         ("the governor is", a.governor, b.governor),
         ("the build of the system is", a.os, b.os),
     ):
-        if not _agree(old, new):
-            sentences.append(f"{what} {new}, {old} before")
+        if not _agree(a_has, b_has):
+            sentences.append(f"{what} {b_has}, {a_has} {before}")
     return sentences
 
 
@@ -195,12 +203,12 @@ def _architecture(environment: Environment) -> str | None:
     return environment.processor and environment.processor.architecture
 
 
-def _instructions(environment: Environment) -> str | None:
+def _instructions(environment: Environment, between: str = ", ") -> str | None:
     """The widest instructions, and whether there are some for bfloat16."""
     isa = environment.isa
     widest = next((words for name, words in INSTRUCTIONS.items() if name in isa), None)
     bfloat16 = "bfloat16" if any("bf16" in name for name in isa) else None
-    return ", ".join(filter(None, (widest, bfloat16))) or None
+    return between.join(filter(None, (widest, bfloat16))) or None
 
 
 def _limits(environment: Environment) -> str | None:
@@ -234,20 +242,19 @@ def _factor(old: float | None, new: float | None) -> float | None:
     return None if not old or not new or same_speed(old, new) else new / old
 
 
-def _speeds_apart(a: Environment, b: Environment) -> list[str]:
-    """The dtypes in which the machines are not equally fast, in sentences."""
+def _speeds_apart(a: Environment, b: Environment) -> list[tuple[str, float, str, str]]:
+    """The dtypes in which the machines are not equally fast: by which factor, and both speeds."""
     if is_disturbed(a) or is_disturbed(b):
         return []
-    sentences = []
+    apart = []
     for dtype in ("float32", "bfloat16"):
         old, new = product(a, dtype), product(b, dtype)
         if factor := _factor(old, new):
             new_speed, old_speed = _flops(new), _flops(old)
             if new_speed.split()[1] == old_speed.split()[1]:  # the unit stands there once
                 old_speed = old_speed.split()[0]
-            speeds = f"{new_speed} in {dtype}, {old_speed} before"
-            sentences.append(f"the new machine computes {_times(factor)}: {speeds}")
-    return sentences
+            apart.append((dtype, factor, old_speed, new_speed))
+    return apart
 
 
 def _times(factor: float) -> str:

@@ -233,8 +233,9 @@ def _machine(one: Machine, first: Machine, stated: list[Statement], labels: dict
         return f"{lines[0]} README's table is of it."
     if not any(look.told for each in stated for look in each.seen if look.machine is one):
         lines[0] += " It has no interval for anything below, so it decides nothing."
-    apart = differences(first.record.environment, one.record.environment)
-    lines += ["  Against README's machine, which is “before”:"] if apart else []
+    environments = first.record.environment, one.record.environment
+    apart = differences(*environments, new="it", before="on README's")
+    lines += ["  Against README's machine:"] if apart else []
     return "\n".join([*lines, *(f"  - {escape(text)}" for text in apart)])
 
 

@@ -128,7 +128,7 @@ def test_a_slightly_slower_run_is_of_the_same_class():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"isa": ["avx2"]}, "the instructions are AVX2, AVX-512, bfloat16 before"),
+        ({"isa": ["avx2"]}, "the instructions are AVX2, AVX-512 with bfloat16 before"),
         ({"cpu": "Intel Xeon"}, "the processor is Intel Xeon, AMD EPYC before"),
         ({"threads": 1}, "the number of threads is 1, 2 before"),
         (
