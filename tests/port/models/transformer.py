@@ -180,8 +180,7 @@ def tensorflow():
             targets, output
         )
 
-    # In the first update PyTorch's 1e-8: Keras adds it before the correction for bias.
-    epsilon = 1e-5 if PLANT == "optimizer_epsilon" else 1e-8 * math.sqrt(1 - 0.999)
+    epsilon = 1e-5 if PLANT == "optimizer_epsilon" else 1e-8
     kind = Uncorrected if PLANT == "bias_correction" else keras.optimizers.AdamW
     rate = RATE / 2 if PLANT == "learning_rate" else RATE
     return model, loss, kind(rate, weight_decay=DECAY, epsilon=epsilon)

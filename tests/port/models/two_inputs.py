@@ -3,8 +3,6 @@
 PLANT names the one thing in which they differ; "" means nothing.
 """
 
-import math
-
 import numpy as np
 
 PLANT = ""
@@ -102,8 +100,7 @@ def tensorflow():
     if PLANT == "frozen_layer":
         model.get_layer("dense2").trainable = False
     clipping = {"clipvalue": 0.01} if PLANT == "gradient_clipping" else {}
-    # In the first update PyTorch's 1e-8: Keras adds it before the correction for bias.
-    epsilon = 1e-4 if PLANT == "optimizer_epsilon" else 1e-8 * math.sqrt(1 - 0.999)
+    epsilon = 1e-4 if PLANT == "optimizer_epsilon" else 1e-8
     optimizer = keras.optimizers.Adam(RATE, epsilon=epsilon, **clipping)
     return model, keras.losses.SparseCategoricalCrossentropy(), optimizer
 
