@@ -163,7 +163,8 @@ def _convolution(event: Event, context: Context) -> Iterator[Change]:
             changed = dict(input=(0, F.pad(x, _flat(pads))), padding=(4, 0))
             return e.again(**changed)
 
-        yield Change("padding", str(padding), f"{words}, {pads}", apply, (event.name, stride))
+        alike = (event.name, stride, padding, words)
+        yield Change("padding", str(padding), str(tuple(_flat(pads))), apply, alike)
     if event.argument(2, "bias") is not None:
         change = (lambda e: e.again(bias=(2, None)))  # fmt: skip
         yield Change("missing_bias", "True", "False", change, (event.name,))
@@ -245,7 +246,9 @@ def _pooling(event: Event) -> Iterator[Change]:
         return largest(F.pad(e.argument(0, "input"), _flat([(p, p) for p in padding])), kernel, stride)
 
     alike = (name, stride)
-    yield Change("padding", str(padding), "padding='same'", same, alike)
+    size = tuple(event.argument(0, "input").shape[2:])
+    pads = str(tuple(_flat(same_padding(size, kernel, stride, (1,) * dims))))
+    yield Change("padding", str(padding), pads, same, alike)
     if biggest and any(padding):
         yield Change("padding", "padding of -inf", "padding of zeros", zeros, alike)
     if not biggest and any(padding):
@@ -312,7 +315,7 @@ def _softmax(event: Event) -> Iterator[Change]:
 def _denormals(event: Event) -> Iterator[Change]:
     """Where all numbers are so small that a flush to zero shows."""
     tiny = torch.finfo(torch.float32).tiny
-    if event.out.dtype == torch.float32 and 0 < float(event.out.abs().max()) < 1e6 * tiny:
+    if event.out.dtype == torch.float32 and 0 < float(event.out.detach().abs().max()) < 1e6 * tiny:
 
         def flushed(e: Event) -> Tensor:
             out = e.function(*e.args, **e.kwargs)
