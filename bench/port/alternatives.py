@@ -243,7 +243,9 @@ def _pooling(event: Event) -> Iterator[Change]:
         return pool(F.pad(x, pads), kernel, stride) / counted
 
     def zeros(e: Event) -> Tensor:
-        return largest(F.pad(e.argument(0, "input"), _flat([(p, p) for p in padding])), kernel, stride)
+        return largest(
+            F.pad(e.argument(0, "input"), _flat([(p, p) for p in padding])), kernel, stride
+        )
 
     alike = (name, stride)
     size = tuple(event.argument(0, "input").shape[2:])
@@ -376,7 +378,9 @@ def _scale(event: Event, context: Context) -> Iterator[Change]:
     size = before[-1].args[0].shape[-1]
     for scale in (size**-0.5, 1.0, 1 / size):
         change = (lambda e, s=scale: e.args[0] * s)  # fmt: skip
-        yield Change("attention_scale", "otherwise", f"{scale:g}", change, (event.name, event.layer))
+        yield Change(
+            "attention_scale", "otherwise", f"{scale:g}", change, (event.name, event.layer)
+        )
 
 
 def _interpolation(event: Event) -> Iterator[Change]:

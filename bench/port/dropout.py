@@ -63,7 +63,15 @@ def compare(found: Any, pt: Any, tf: Any, weights: Any, both: Any) -> None:
     for pt_name, tf_name, p, rate in attention:
         theirs = [t for t in theirs if not t.layer.startswith(tf_name)]
         if abs(p - rate) > 1e-6:
-            _add(found, "dropout_rate", [pt_name], [tf_name], abs(p - rate), a=f"{p:g}", b=f"{rate:g}")
+            _add(
+                found,
+                "dropout_rate",
+                [pt_name],
+                [tf_name],
+                abs(p - rate),
+                a=f"{p:g}",
+                b=f"{rate:g}",
+            )
     for place in ours:
         _add(found, "dropout_missing", [place.layer], [""], place.rate,
              a=f"Dropout({place.rate:g}) where {place.layer} has it", b="no dropout there")  # fmt: skip
@@ -71,7 +79,9 @@ def compare(found: Any, pt: Any, tf: Any, weights: Any, both: Any) -> None:
         _add(found, "dropout_missing", [""], [place.layer], place.rate,
              a="no dropout there", b=f"nn.Dropout({place.rate:g}) where {place.layer} is")  # fmt: skip
     if (count or attention) and len(found.findings) == before:
-        found.equal.append(f"dropout at {max(count // 2, len(attention), 1)} places: its rate and shape")
+        found.equal.append(
+            f"dropout at {max(count // 2, len(attention), 1)} places: its rate and shape"
+        )
 
 
 def _is_same(place: Place, twin: Place, bound: float) -> bool:
@@ -178,13 +188,17 @@ def _recurrent(tf: Any, both: Any) -> list[tuple[str, float]]:
 
 def _attention(pt: Any, tf: Any, weights: Any, both: Any) -> list[tuple[str, str, float, float]]:
     """Layers of attention, with the rates at which each side drops scores."""
-    layers = {call.name: call.layer for call in both.tf.calls if hasattr(call.layer, "_dropout_layer")}
+    layers = {
+        call.name: call.layer for call in both.tf.calls if hasattr(call.layer, "_dropout_layer")
+    }
     pairs = []
     for pair in weights.pairs:
         module, _, role = pair.pt.name.rpartition(".")
         outer = pair.tf.name.rpartition("/")[0]
-        if role == "query" and outer in layers and isinstance(
-            pt.module(module), torch.nn.MultiheadAttention
+        if (
+            role == "query"
+            and outer in layers
+            and isinstance(pt.module(module), torch.nn.MultiheadAttention)
         ):
             rate = float(getattr(layers[outer], "_dropout", 0.0) or 0.0)
             pairs.append((module, outer, pt.module(module).dropout, rate))

@@ -167,7 +167,9 @@ class Forward:
         self.pt.patches.append(_single(event, change))
         return 1
 
-    def _shows(self, event: Event, change: Change, both: Pass, context: Context, taken: set) -> bool:
+    def _shows(
+        self, event: Event, change: Change, both: Pass, context: Context, taken: set
+    ) -> bool:
         """Whether calls after a changed one, or outputs, have their equal then and had none."""
         for patch in (_single(event, change), _alike(event, change, context, [0])):
             self.pt.patches.append(patch)
@@ -212,7 +214,7 @@ class Forward:
     def _note(self, step, both, event, change, before, places) -> None:
         """Add a finding, or one more place to the last of the same cause."""
         cause = CATALOGUE[change.key]
-        out = change.apply(event)
+        out = change.apply(_harmless(event))
         out = out[0] if isinstance(out, tuple) else out
         entries = list(both.tf.index.matches(numpy(out), self._bound(both, event.place)))
         entry = entries[-1 if event.name in RESHAPES else 0] if entries else None
@@ -330,7 +332,9 @@ class Forward:
             pair, words, size = alike[0]
             cause = CATALOGUE[key]
             names = ", ".join(entry[0].tf.name for entry in alike[:3])
-            more = [text.format(a="", b=words or names) for text in (cause.change_pt, cause.change_tf)]
+            more = [
+                text.format(a="", b=words or names) for text in (cause.change_pt, cause.change_tf)
+            ]
             self.findings.append(
                 Finding("weights", *pair.layers, size, 0.0, "nothing yet: weights "
                         "come first", key, True, *more, cause.why, len(alike))
@@ -418,7 +422,7 @@ def _tried(change: Change, event: Event) -> Tensor | None:
     """What a change gives; None where it cannot be made here."""
     try:
         with torch.no_grad():
-            out = change.apply(event)
+            out = change.apply(_harmless(event))
     except Exception:  # of another shape than the change is for
         return None
     out = out[0] if isinstance(out, tuple) else out
@@ -457,7 +461,17 @@ def _like(change: Change, other: Event, context: Context) -> bool:
     return any(c.alike == change.alike for c in alternatives)
 
 
+def _harmless(event: Event) -> Event:
+    """A call that may be made again: of BatchNorm with copies of its running statistics."""
+    if event.name != "batch_norm":
+        return event
+    x, *kept = event.args[:3]
+    copies = tuple(None if tensor is None else tensor.clone() for tensor in kept)
+    return replace(event, args=(x, *copies, *event.args[3:]))
+
+
 def _with_out(event: Event) -> Event:
+    event = _harmless(event)
     if event.out is None:
         result = event.function(*event.args, **event.kwargs)
         event.out = result[0] if isinstance(result, tuple) else result
@@ -469,7 +483,10 @@ def _settings(layer: Any) -> tuple[Settings, ...]:
     kinds = {"LSTMCell": "lstm", "GRUCell": "gru", "SimpleRNNCell": "rnn"}
     if cell not in kinds:
         return ()
-    names = [getattr(getattr(layer, n, None), "__name__", "") for n in ("activation", "recurrent_activation")]
+    names = [
+        getattr(getattr(layer, n, None), "__name__", "")
+        for n in ("activation", "recurrent_activation")
+    ]
     names[1] = names[1] or "sigmoid"
     if not all(name in FUNCTIONS for name in names):
         return ()

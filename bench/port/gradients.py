@@ -191,7 +191,9 @@ def _cause(pt, side, weights, theirs, bounds, scales, wrong) -> tuple[str | None
         undone = lambda e: e.args[0] * 1.0 if e.name == "detach" else None  # noqa: E731
         patches.append((undone, "a detach() that is taken away", "tf.stop_gradient there"))
     index = side.trace(training=True).index
-    stopped = [e for group in index.by_count.values() for e in group if e.operator == "StopGradient"]
+    stopped = [
+        e for group in index.by_count.values() for e in group if e.operator == "StopGradient"
+    ]
     for entry in stopped:
         for event in pt.trace(training=True).events:
             if index.match(numpy(event.out), 1e-4, entry.layer):

@@ -249,6 +249,7 @@ def _binary(output: np.ndarray, target: np.ndarray) -> Iterator[tuple[Formula, F
 
     kept = np.ones(target.shape)
     for base, smoothing, how in product(("logits", "probabilities"), SMOOTHINGS, REDUCTIONS):
+
         def function(z, base=base, smoothing=smoothing, how=how) -> float:
             return _reduced(losses(z, base, smoothing), kept, how)
 
@@ -268,6 +269,7 @@ def _distances(target: np.ndarray) -> Iterator[tuple[Formula, Function]]:
     kept = np.ones(target.shape)
     kinds = ("squares", "absolute", "huber", "smooth_l1")
     for kind, delta, how in product(kinds, DELTAS, REDUCTIONS):
+
         def function(z, kind=kind, delta=delta, how=how) -> float:
             return _reduced(losses(z, kind, delta), kept, how)
 

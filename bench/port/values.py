@@ -71,7 +71,9 @@ def numpy(tensor: Any) -> np.ndarray:
     """A tensor of either framework as an array that shares its memory where it can."""
     if hasattr(tensor, "detach"):
         tensor = tensor.detach()
-        tensor = tensor.float() if str(tensor.dtype) in ("torch.bfloat16", "torch.float16") else tensor
+        tensor = (
+            tensor.float() if str(tensor.dtype) in ("torch.bfloat16", "torch.float16") else tensor
+        )
         return tensor.numpy()
     array = np.asarray(tensor)
     return array if array.dtype.kind in "fiub" else array.astype(np.float32)
@@ -111,9 +113,7 @@ class Index:
         """The first tensor that is equal to one of PyTorch, in whatever layout; of a layer only."""
         return next(self.matches(ours, bound, layer), None)
 
-    def matches(
-        self, ours: np.ndarray, bound: float, layer: str | None = None
-    ) -> Iterator[Entry]:
+    def matches(self, ours: np.ndarray, bound: float, layer: str | None = None) -> Iterator[Entry]:
         """All tensors that are equal to one of PyTorch."""
         entries = self.by_count.get(ours.size, ()) if ours.dtype.kind == "f" else ()
         if not entries:

@@ -130,9 +130,10 @@ class Weights:
         for a_group, b_group in open_groups():
             for a, b in zip(a_group, b_group, strict=False):
                 take(a, b, "order")
-        left = [u.name for u in ours if u.name not in pairs], [
-            u.name for u in theirs if u.name not in taken
-        ]
+        left = (
+            [u.name for u in ours if u.name not in pairs],
+            [u.name for u in theirs if u.name not in taken],
+        )
         return list(pairs.values()), left
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -276,7 +277,9 @@ def _first_use(state: dict, trace: pytorch_side.Trace) -> dict[str, int]:
 def _flow_pt(units: list[Unit], state: dict, trace: pytorch_side.Trace) -> dict[str, str]:
     """Unit -> the unit whose output it takes."""
     used = _first_use(state, trace)
-    places = {used[n]: u.name for u in units for part in u.parts.values() for n in part if n in used}
+    places = {
+        used[n]: u.name for u in units for part in u.parts.values() for n in part if n in used
+    }
     given = {id(event.out): event.place for event in trace.events}
     flow = {}
     for event in trace.events:
@@ -292,7 +295,9 @@ def _flow_pt(units: list[Unit], state: dict, trace: pytorch_side.Trace) -> dict[
 def tensorflow_units(tf: TensorFlowSide, trace: tensorflow_side.Trace) -> Iterator[Unit]:
     """A model's layers that have weights, in the order of execution."""
     names = {id(call.layer): call.name for call in reversed(trace.calls)}
-    order = {layer: place for place, layer in enumerate(dict.fromkeys(id(c.layer) for c in trace.calls))}
+    order = {
+        layer: place for place, layer in enumerate(dict.fromkeys(id(c.layer) for c in trace.calls))
+    }
     layers = sorted(tf.layers(), key=lambda layer: order.get(id(layer), len(order)))
     for layer in layers:
         held = [*layer._trainable_variables, *layer._non_trainable_variables]
