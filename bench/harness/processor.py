@@ -188,11 +188,11 @@ def hypervisor(entries: dict[str, str], root: Path = ROOT) -> str | None:
     """Under which hypervisor the system runs: its name, "unknown" where it tells none."""
     hints = ["sys/hypervisor/type"]
     hints += [f"sys/class/dmi/id/{name}" for name in ("sys_vendor", "product_name", "bios_vendor")]
-    said = []
+    texts = []
     for hint in hints:
         with suppress(OSError):
-            said.append((root / hint).read_text("utf-8", errors="replace").lower())
-    text = " ".join(said)
+            texts.append((root / hint).read_text("utf-8", errors="replace").lower())
+    text = " ".join(texts)
     known = next((name for hint, name in HYPERVISORS.items() if hint in text), None)
     if "flags" in entries:  # x86, which has one for it
         return known or "unknown" if "hypervisor" in entries["flags"].split() else None
