@@ -62,7 +62,7 @@ class Executor:
         matches = self.scheduler.lacking(block)
         if not matches:
             return
-        played = self._watched_pass(block, matches)
+        played = self._watched_pass(block, list(matches))
         if passes.changed(played) and self.scheduler.plays_again(matches):
             self.recorder.say(f"pass {block + 1}", "again, as the machine's speed changed")
             self.state.drop_pass()

@@ -260,6 +260,20 @@ def test_a_pass_under_which_the_machine_changed_is_played_again_once_or_left_out
     assert all(played.matches for played in again)
 
 
+def test_a_pass_is_played_again_only_where_there_is_time_for_all_of_it(blocks_of, monkeypatch):
+    left = []
+
+    def no_time(self, matches):
+        left.append(self.plan.durations.of_pass([match.cases for match in matches]))
+        return False
+
+    monkeypatch.setattr(Scheduler, "plays_again", no_time)
+    counted, passes = blocks_of(FAST, SLOW, FAST)
+    assert left[0] > 0
+    assert [played.number for played in passes] == [0, 1, 2]
+    assert counted == {0}
+
+
 def test_a_run_of_one_block_is_played_once_and_says_that_the_machine_changed(blocks_of):
     blocks, (played,) = blocks_of(SLOW, amount=Effort(blocks=1, rounds=3, seeds=1))
     assert blocks == {0}

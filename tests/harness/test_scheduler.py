@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.harness import executor, scheduler
+from bench.harness import executor, scheduler, speed
 from bench.harness.durations import Durations
 from bench.harness.executor import Executor
 from bench.harness.isolated_measurements import Trained
@@ -23,6 +23,7 @@ from bench.harness.scheduler import (
 )
 from bench.harness.selection import cases_of
 from bench.record import Conditions
+from tests.harness.fake_plugin import STEADY
 from tests.harness.runs import plan_of, state_of
 
 TECHNIQUE = Technique(
@@ -204,6 +205,14 @@ def test_what_has_processes_of_its_own_ends_in_time_the_cheapest_first(left, cou
     assert made.cut == (count is not None)
 
 
+@pytest.mark.parametrize(("left", "again"), [(1000.0, True), (0.5, False)])
+def test_a_pass_is_played_again_if_it_ends_in_time(left, again):
+    made = scheduled(TECHNIQUE, left=left)
+    matches = scheduled(TECHNIQUE).lacking(0)
+    assert made.plays_again(matches) == again
+    assert not made.cut  # what it had counts
+
+
 def test_no_pass_is_begun_of_which_nothing_would_end():
     made = scheduled(TECHNIQUE, left=0.5)
     assert made.lacking(0) == []
@@ -302,6 +311,7 @@ def test_a_table_is_there_before_large_models_are_measured_and_then_one_with_int
         )
 
     monkeypatch.setattr(executor, "Match", match)
+    monkeypatch.setattr(speed, "sentinel", STEADY["sentinel"])
     processes = SimpleNamespace(
         forks=True, stop_parents=lambda: None, start_parents=lambda keys: {}
     )
