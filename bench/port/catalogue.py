@@ -749,6 +749,15 @@ VALUES = {
         in_pytorch="`weight.T`, `weight.permute(2, 3, 1, 0)`",
         in_tensorflow="`kernel.T`, `numpy.transpose(kernel, (3, 2, 0, 1))`",
     ),
+    "swapped_weights": Entry(
+        pytorch="`state_dict()` lists layers in the order in which `__init__` made them.",
+        tensorflow="`model.weights` lists them in the order of the graph, or in which they were "
+        "built.",
+        why="Weights that are copied by their place in these lists go to another layer where the "
+        "orders differ. Of equal shapes nothing fails.",
+        in_pytorch="copy by name: `state['encoder.0.weight']`",
+        in_tensorflow="copy by name: `model.get_layer('encoder_0').set_weights(...)`",
+    ),
     "missing_bias": Entry(
         pytorch="torchvision's convolutions before BatchNorm have none.",
         tensorflow="`keras.applications.ResNet50` has one before each BatchNorm.",
