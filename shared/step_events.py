@@ -6,19 +6,25 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from shared.profiles import STEP, Taken
 
 PRODUCTS, CONVOLUTIONS, ELEMENTWISE = "products", "convolutions", "element-wise"
 NORMALISATION, ATTENTION, RECURRENT = "normalisation", "attention", "recurrent layers"
 REDUCTIONS, INDEXING, COPIES = "sums and losses", "lookups", "copies and casts"
 OPTIMIZER, COMPILED, PYTHON = "optimizer", "compiled kernels", "Python in the graph"
 DISPATCH, READING, WAITING = "dispatch", "reading results", "waiting for threads"
+DELAYED = "waiting for a processor"
 INPUT, FAULTS, RECOMPILATION = "input", "page faults", "recompilation"
 REST = "not attributed"
 KINDS = (
     *(PRODUCTS, CONVOLUTIONS, ATTENTION, RECURRENT, NORMALISATION, ELEMENTWISE, REDUCTIONS),
-    *(INDEXING, COPIES, COMPILED, OPTIMIZER, DISPATCH, PYTHON, READING, WAITING, INPUT),
-    *(FAULTS, RECOMPILATION),
+    *(INDEXING, COPIES, COMPILED, OPTIMIZER, DISPATCH, PYTHON, READING, WAITING, DELAYED),
+    *(INPUT, FAULTS, RECOMPILATION),
 )
 FORWARD, BACKWARD = "forward", "backward"
 
@@ -42,9 +48,43 @@ class Event:
 
 Steps = list[tuple[Event, Event]]  # the marks of (waiting, step) of each
 
+
+class Ready:
+    """Marks steps for a profiler; adds what their thread waited for a processor to its CPU time.
+
+    So a thread that others kept from running counts as busy, and only one that slept as asleep.
+    """
+
+    def __init__(self, mark: Callable) -> None:
+        self._mark = mark
+        self._delays: list[float] = []
+
+    @contextmanager
+    def mark(self, name: str) -> Iterator[None]:
+        """A mark around a part of a step."""
+        before = _delay()
+        with self._mark(name):
+            yield
+        if name == STEP:
+            self._delays.append(_delay() - before)
+
+    def added(self, taken: list[Taken]) -> list[Taken]:
+        """The steps that were marked, with the time that their thread was ready."""
+        both = zip(taken, self._delays, strict=True)
+        return [replace(one, cpu=one.cpu + delay) for one, delay in both]
+
+
+def _delay() -> float:
+    """Seconds that this thread was ready and had no processor; 0 where the system tells nothing."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
 # The first that matches the name without `aten::`; None: it moves no value, and is dispatch.
 _PYTORCH = (
-    (r"scaled_dot_product|flash_attention|efficient_attention|_softmax|^softmax|^b(add)?bmm", 1),
+    (r"scaled_dot_product|flash_attention|efficient_attention|_softmax|^softmax|^bmm|^baddbmm", 1),
     (r"lstm|gru|rnn", RECURRENT),
     (r"conv(olution|\d|_depthwise)|^_?slow_conv|thnn_conv", CONVOLUTIONS),
     (r"mm$|mm_|^addmm|^matmul|^linear|einsum|mkl(dnn)?_linear|^(add)?m?v$|^dot$", PRODUCTS),

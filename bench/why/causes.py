@@ -17,6 +17,7 @@ MOST = 3
 DENORMAL, FLUSHED = 1e-3, 0.8  # share of the weights; of the time, with denormals flushed
 MEASURED, TESTED, GUESS = "measured", "tested", "a guess"
 SELF_EVIDENT = (
+    kinds.DELAYED,
     kinds.FAULTS,
     kinds.RECOMPILATION,
     kinds.INPUT,
@@ -32,6 +33,7 @@ IN_WORDS = {
     kinds.DISPATCH: "dispatch between operators",
     kinds.READING: "results that the step reads, waiting for them",
     kinds.WAITING: "waiting, with no thread at work",
+    kinds.DELAYED: "waiting for processors that others had",
     kinds.INPUT: "waiting for batches",
     kinds.OPTIMIZER: "the optimizer",
     kinds.RECOMPILATION: "compiling again",
@@ -65,7 +67,9 @@ def causes(difference: Difference) -> list[Cause]:
     whole = _of_all(difference)
     if whole:
         return whole
-    least = SHARE * abs(difference.seconds)
+    # What others took of the processors says nothing of the programs: it is named beside the rest.
+    others = difference.line(kinds.DELAYED).more
+    least = SHARE * abs(difference.seconds - others)
     lines = [one for one in difference.kinds if abs(one.more) >= least]
     lines.sort(key=lambda one: (one.more * difference.seconds < 0, -abs(one.more)))
     return [_cause(difference, line) for line in lines[:MOST]]
@@ -104,7 +108,7 @@ def _cause(difference: Difference, line: Line) -> Cause:
         words = _of_attention(difference)
     elif line.what in (kinds.FAULTS, kinds.RECOMPILATION):
         words = _of_counts(difference, line.what)
-    elif most and line.what not in (kinds.OPTIMIZER, kinds.WAITING, kinds.INPUT):
+    elif most and line.what not in (kinds.OPTIMIZER, kinds.WAITING, kinds.DELAYED, kinds.INPUT):
         words += f" ({', '.join(most)})"
     return Cause(line.what, line.more, words, status, layers=most)
 

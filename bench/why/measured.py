@@ -10,6 +10,7 @@ from statistics import median
 from msgspec import Struct, structs
 
 from shared.step_events import (
+    DELAYED,
     DISPATCH,
     FAULTS,
     INPUT,
@@ -56,9 +57,10 @@ class Product(Struct, frozen=True, kw_only=True):
 class Facts(Struct, frozen=True, kw_only=True):
     """What is known of the process in its steps without the profiler.
 
-    threads: of its pool. cpu_s, system_s: CPU time a step, of all threads. `faults`: minor page
-    faults a step, each of `fault_s`. `graphs`: compiled or traced in a step. `compiling_s`: what
-    steps with such took longer than others. `denormal`: the share of denormal numbers in weights.
+    threads: of its pool. cpu_s, system_s: CPU time a step, of all threads. delayed: seconds a step
+    in which threads were ready and had no processor, summed over them. `faults`: minor page faults
+    a step, each of `fault_s`. `graphs`: compiled or traced in a step. `compiling_s`: what steps
+    with such took longer than others. `denormal`: the share of denormal numbers in weights.
     `flushed`: times a step took with denormals flushed to zero, over those without. `peaks`: the
     machine's best products, operations a second by dtype.
     """
@@ -67,6 +69,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     processors: int
     cpu_s: float = 0.0
     system_s: float = 0.0
+    delayed: float = 0.0
     faults: float = 0.0
     fault_s: float = 0.0
     graphs: float = 0.0
@@ -112,8 +115,8 @@ class Side(Struct, frozen=True, kw_only=True):
     def parts(self) -> list[Piece]:
         """The pieces scaled to the step without the profiler; they sum to it.
 
-        Two causes happen within operators, and what they cost is taken from these: seconds in
-        which no thread had a processor, and page faults, of those that write memory.
+        What happens within operators is taken from these: seconds in which no thread had a
+        processor, and page faults, from those that write memory.
         """
         if not self.pieces:
             return [Piece(layer="", phase="", kind=REST, seconds=self.step)]
@@ -121,7 +124,8 @@ class Side(Struct, frozen=True, kw_only=True):
         apart = {RECOMPILATION: min(self.facts.compiling_s, self.step)}
         slept = sum(one.seconds for one in parts if one.kind in (WAITING, INPUT))
         idle = self.step - apart[RECOMPILATION] - self.facts.cpu_s - slept
-        parts, apart[WAITING] = _without(parts, idle, (WAITING, INPUT))
+        parts, apart[DELAYED] = _without(parts, min(idle, self.facts.delayed), (WAITING, INPUT))
+        parts, apart[WAITING] = _without(parts, idle - apart[DELAYED], (WAITING, INPUT))
         faults = min(self.facts.faults * self.facts.fault_s, self.facts.system_s)
         parts, apart[FAULTS] = _without(parts, faults, NO_MEMORY)
         more = (Piece(layer="", phase="", kind=k, seconds=s) for k, s in apart.items() if s > 0)

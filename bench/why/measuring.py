@@ -12,6 +12,7 @@ import mmap
 import resource
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from statistics import fmean, median
 from types import ModuleType
 from typing import Any
@@ -25,7 +26,7 @@ from shared.profiles import endless, in_order
 
 WARM_STEPS = 3
 ROUND_S, LEAST_STEPS, MOST_STEPS = 0.3, 2, 100  # of a round
-PROFILED_S, MOST_PROFILED = 1.5, 20
+PROFILED_ROUNDS, MOST_PROFILED = 5, 20  # as long as so many rounds; steps at most
 PAGES = 2000  # that are touched to see what a fault costs
 FLUSHED_STEPS = 3
 
@@ -34,14 +35,22 @@ class Program:
     """A step and its batches, in the process in which they run. impl: `pt_impl` or `tf_impl`."""
 
     def __init__(
-        self, name: str, impl: ModuleType, step: Callable, batches: Iterable, model: Any = None
+        self,
+        name: str,
+        impl: ModuleType,
+        step: Callable,
+        batches: Iterable,
+        model: Any = None,
+        *,
+        round_s: float = ROUND_S,
     ) -> None:
+        self.round_s = round_s
         self.name, self.impl, self.step, self.model = name, impl, step, model
         self.framework = impl.__name__.removesuffix("_impl")
         self.batches: Iterator = endless(batches)
         self.rounds: list[float] = []
         self._taken: list[tuple[float, int]] = []  # seconds, and graphs that were made meanwhile
-        self._used: list[tuple[float, float, int]] = []
+        self._used: list[tuple[float, ...]] = []
         self._warm = False
 
     def round(self) -> float:
@@ -51,18 +60,22 @@ class Program:
                 self._timed()
             self._taken.clear()
             self._warm = True
+        delays = _delays()
         before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
         count = 0
-        while count < LEAST_STEPS or (count < MOST_STEPS and time.perf_counter() - start < ROUND_S):
+        while count < LEAST_STEPS or (
+            count < MOST_STEPS and time.perf_counter() - start < self.round_s
+        ):
             self._timed()
             count += 1
-        mean = (time.perf_counter() - start) / count
+        whole = time.perf_counter() - start
         after = resource.getrusage(resource.RUSAGE_SELF)
         user, system = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
         faults = after.ru_minflt - before.ru_minflt
-        self._used.append(((user + system) / count, system / count, faults / count))
-        self.rounds.append(mean)
-        return mean
+        delayed = sum(end - delays.get(task, 0.0) for task, end in _delays().items())
+        self._used.append((whole, user + system, system, delayed, faults))
+        self.rounds.append(whole / count)
+        return self.rounds[-1]
 
     def take(self) -> None:
         """One step that counts for nothing."""
@@ -81,7 +94,9 @@ class Program:
     def side(self) -> m.Side:
         """All that was measured, with a profile that is taken now."""
         events = importlib.import_module(f"{self.impl.__name__}.kit.step_events")
-        count = max(2, min(MOST_PROFILED, math.ceil(PROFILED_S / median(self.rounds))))
+        count = max(
+            2, min(MOST_PROFILED, math.ceil(PROFILED_ROUNDS * self.round_s / median(self.rounds)))
+        )
         seen, steps, taken = events.profile(self.step, self.batches, count=count, model=self.model)
         swept = sweep(seen, steps, taken)
         profiled = fmean(one.waiting + one.step for one in taken)
@@ -106,7 +121,9 @@ class Program:
         return self.impl.kit.runtime.trace_count(self.step) or 0
 
     def _facts(self, dtypes: set[str]) -> m.Facts:
-        cpu, system, faults = (median(values) for values in zip(*self._used, strict=True))
+        whole, *used = map(sum, zip(*self._used, strict=True))
+        # Of all rounds, as shares of their time: in one of them others may have had the processors.
+        cpu, system, delayed, faults = (one / whole * median(self.rounds) for one in used)
         usual = [seconds for seconds, graphs in self._taken if not graphs]
         compiled = [seconds for seconds, graphs in self._taken if graphs]
         typical = median(usual) if usual else min(compiled)
@@ -116,12 +133,13 @@ class Program:
         for dtype in sorted(dtypes & {"float32", "bfloat16", "float16", "float64"}):
             # What a CPU lacks is computed by loops: a large product would take minutes.
             size = 1024 if dtype in ("float32", "float64") else 256
-            peaks[dtype] = runtime.matmul_flops(size=size, dtype=dtype, seconds=0.2)
+            peaks[dtype] = runtime.matmul_flops(size=size, dtype=dtype, seconds=self.round_s)
         return m.Facts(
             threads=threads_of(self.framework),
             processors=usable_threads(),
             cpu_s=cpu,
             system_s=system,
+            delayed=delayed,
             faults=faults,
             fault_s=seconds_of_a_fault(),
             graphs=sum(graphs for _, graphs in self._taken) / len(self._taken),
@@ -135,10 +153,10 @@ class Program:
         """The share of denormal numbers among the weights in float32."""
         if self.model is None:
             return 0.0
-        try:
-            weights = list(self.impl.kit.models.export_weights(self.model).values())
-        except Exception:  # a model whose weights the kit can't read
-            return 0.0
+        if hasattr(self.model, "get_weights"):
+            weights = self.model.get_weights()
+        else:
+            weights = [one.detach().float().cpu().numpy() for one in self.model.parameters()]
         sizes = [np.abs(value) for value in weights if value.dtype == np.float32]
         smallest = np.finfo(np.float32).tiny
         denormal = sum(int(((size > 0) & (size < smallest)).sum()) for size in sizes)
@@ -170,6 +188,15 @@ def threads_of(framework: str) -> int:
     return config.get_intra_op_parallelism_threads() or usable_threads()
 
 
+def _delays() -> dict[str, float]:
+    """Seconds that each thread was ready and had no processor, where the system tells."""
+    delays = {}
+    for task in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # a thread that ended
+            delays[task.parent.name] = int(task.read_text().split()[1]) / 1e9
+    return delays
+
+
 def seconds_of_a_fault() -> float:
     """What the first touch of a page of memory costs, the median of some."""
     page, found = mmap.PAGESIZE, []
@@ -186,7 +213,7 @@ def seconds_of_a_fault() -> float:
     return max(0.0, median(found))
 
 
-def alternately(programs: list[Program], rounds: int) -> list[m.Side]:
+def alternately(programs: list[Program], *, rounds: int) -> list[m.Side]:
     """Measure programs of one process in rounds that take turns."""
     for number in range(rounds):
         for program in programs[:: 1 if number % 2 else -1]:

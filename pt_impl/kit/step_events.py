@@ -21,7 +21,7 @@ import torch
 from pt_impl.kit import recorded_products
 from shared import step_events as kinds
 from shared.profiles import STEP, WAITING, Taken, run_steps
-from shared.step_events import Event, Steps
+from shared.step_events import Event, Ready, Steps
 
 _LAYER = "layer "
 _ENGINE, _ACCUMULATES = "autograd::engine::evaluate_function", "torch::autograd::AccumulateGrad"
@@ -46,11 +46,11 @@ def profile(
             run_steps(step, batches, count=1)
             with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
                 run_steps(step, batches, count=1)
-                mark = torch.profiler.record_function
-                taken = run_steps(step, batches, count=count, mark=mark)
+                ready = Ready(torch.profiler.record_function)
+                taken = run_steps(step, batches, count=count, mark=ready.mark)
         profiler.export_chrome_trace(str(trace))
         read = json.loads(trace.read_text("utf-8"))["traceEvents"]
-    return (*_events_of(read), taken)
+    return (*_events_of(read), ready.added(taken))
 
 
 def layers(model: torch.nn.Module | None) -> list[str]:

@@ -21,7 +21,7 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from shared import step_events as kinds
 from shared.profiles import STEP, WAITING, Taken, run_steps
-from shared.step_events import Event, Steps
+from shared.step_events import Event, Ready, Steps
 from tf_impl.kit import graph_products
 
 _OPERATOR = re.compile(r"^(?!Iterator::)(?P<scope>[^:\s]+):(?P<type>[A-Za-z_]\w*)$")
@@ -42,7 +42,8 @@ def profile(
             run_steps(step, batches, count=1)  # the first use of the profiler sets it up
         with tf.profiler.experimental.Profile(f"{folder}/log"):
             run_steps(step, batches, count=1)
-            taken = run_steps(step, batches, count=count, mark=_mark)
+            ready = Ready(_mark)
+            taken = run_steps(step, batches, count=count, mark=ready.mark)
         path = max(Path(folder, "log").rglob("*.xplane.pb"))
         space = xplane_pb2.XSpace.FromString(path.read_bytes())
     lines = {
@@ -51,7 +52,7 @@ def profile(
         if plane.name == "/host:CPU"
         for line in plane.lines
     }
-    return (*_events_of(lines, _classes(model)), taken)
+    return (*_events_of(lines, _classes(model)), ready.added(taken))
 
 
 def layers(model: Any) -> list[str]:

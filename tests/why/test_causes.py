@@ -1,0 +1,337 @@
+"""What is said of planted measurements: causes, sentences, sums, and what libraries print."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from bench.why import experiments, libraries
+from bench.why import measured as m
+from bench.why.causes import GUESS, TESTED, causes, sentence
+from bench.why.command import as_json, main, text
+from bench.why.difference import common, compare
+from bench.why.sweep import sweep, without_profiler
+from shared import step_events as kinds
+from shared.profiles import STEP, WAITING, Taken
+from shared.step_events import Event
+
+MS = 1e-3
+PEAK = 100e9
+USUAL = {kinds.PRODUCTS: 10.0, kinds.ELEMENTWISE: 5.0, kinds.OPTIMIZER: 5.0}
+
+
+def side(name: str, milliseconds: dict[str, float] = USUAL, **facts) -> m.Side:
+    """A side whose pieces take so long, with nothing beside them."""
+    pieces = [
+        m.Piece(layer="block0", phase="forward", kind=kind, seconds=value * MS, calls=1.0)
+        for kind, value in milliseconds.items()
+    ]
+    step = sum(milliseconds.values()) * MS + facts.get("compiling_s", 0.0)
+    known = {"threads": 2, "processors": 2, "cpu_s": step, "peaks": {"float32": PEAK}} | facts
+    return m.Side(
+        name=name,
+        framework="pt",
+        rounds=[step * (1 + wobble) for wobble in (-0.01, 0.0, 0.01, 0.0, 0.002)],
+        profiled=step * 1.1,
+        pieces=pieces,
+        facts=m.Facts(**known),
+        layers=["block0", "block0.up"],
+    )
+
+
+def more(kind: str, **facts) -> m.Side:
+    """The usual side with 40 ms more of a kind of work."""
+    return side("slow", USUAL | {kind: USUAL.get(kind, 0.0) + 40.0}, **facts)
+
+
+@pytest.mark.parametrize(
+    "kind", [k for k in kinds.KINDS if k not in ("page faults", "recompilation")]
+)
+def test_a_kind_of_work_that_takes_more_is_named(kind):
+    difference = compare(more(kind), side("plain"))
+    (cause,) = causes(difference)
+    assert (cause.kind, cause.seconds) == (kind, pytest.approx(40 * MS))
+    assert sentence(difference).startswith("slow takes 40 ms more than plain: 40 in ")
+
+
+def test_page_faults_are_taken_from_the_work_that_they_happen_in():
+    slow = more(kinds.ELEMENTWISE, faults=50_000, fault_s=0.8e-6, system_s=50 * MS)
+    difference = compare(slow, side("plain"))
+    assert causes(difference)[0].kind == kinds.FAULTS
+    assert sum(one.seconds for one in slow.parts()) == pytest.approx(slow.step)
+
+
+def test_compiling_again_is_named():
+    slow = side("slow", compiling_s=40 * MS, graphs=0.5)
+    assert [one.kind for one in causes(compare(slow, side("plain")))] == [kinds.RECOMPILATION]
+
+
+@pytest.mark.parametrize("threads", [1, 16])
+def test_a_pool_that_is_too_small_or_too_large_is_named(threads):
+    difference = compare(more(kinds.PRODUCTS, threads=threads), side("plain"))
+    (cause,) = causes(difference)
+    assert cause.kind == "threads"
+    assert f"{threads} thread" in sentence(difference)
+
+
+def test_denormal_numbers_are_named_where_flushing_them_helps():
+    slow = more(kinds.PRODUCTS, denormal=0.2, flushed=0.4)
+    (cause,) = causes(compare(slow, side("plain")))
+    assert (cause.kind, cause.status) == ("denormals", TESTED)
+
+
+def test_denormal_numbers_that_cost_nothing_are_no_cause():
+    slow = more(kinds.PRODUCTS, denormal=0.2, flushed=0.99)
+    assert [one.kind for one in causes(compare(slow, side("plain")))] == [kinds.PRODUCTS]
+
+
+def test_time_that_others_had_the_processors_is_not_that_of_operators():
+    slow = more(kinds.PRODUCTS, cpu_s=20 * MS, delayed=40 * MS)
+    assert causes(compare(slow, side("plain")))[0].kind == kinds.DELAYED
+
+
+def test_no_cause_of_equal_sides():
+    difference = compare(side("one"), side("another"))
+    assert difference.is_noise
+    assert causes(difference) == []
+    assert "same time" in sentence(difference)
+
+
+def test_no_cause_where_rounds_scatter_more_than_they_differ():
+    slow = m.replaced(more(kinds.PRODUCTS), rounds=[20 * MS, 200 * MS, 10 * MS, 90 * MS, 20 * MS])
+    assert causes(compare(slow, side("plain"))) == []
+
+
+def test_a_step_that_no_profiler_saw_is_not_attributed():
+    slow = m.replaced(more(kinds.PRODUCTS), pieces=[])
+    assert [one.kind for one in slow.parts()] == [kinds.REST]
+
+
+def product(library: str, seconds: float) -> m.Product:
+    return m.Product(
+        kind=kinds.PRODUCTS,
+        layer="block0",
+        shape=(1, 2, 3),
+        dtype="float32",
+        calls=24.0,
+        seconds=seconds,
+        flops=0.37 * 50 * MS * PEAK,
+        library=library,
+    )
+
+
+def test_products_are_told_with_library_and_share_of_the_peak():
+    slow = m.replaced(more(kinds.PRODUCTS), products=[product("MKL", 50 * MS)])
+    fast = m.replaced(
+        side("plain", USUAL | {kinds.PRODUCTS: 25.0}), products=[product("oneDNN", 25 * MS)]
+    )
+    told = "25 in 24 products that MKL runs at 37% of peak and oneDNN at 74%"
+    assert sentence(compare(slow, fast)) == f"slow takes 25 ms more than plain: {told}"
+
+
+def test_attention_without_its_kernel_is_told():
+    def attending(one: m.Side, name: str) -> m.Side:
+        names = [m.replaced(p, names=(name,)) for p in one.pieces]
+        return m.replaced(one, pieces=names)
+
+    slow = attending(more(kinds.ATTENTION), "aten::bmm")
+    fast = attending(
+        side("plain", USUAL | {kinds.ATTENTION: 1.0}), "aten::_flash_attention_for_cpu"
+    )
+    assert "slow computes in separate products and a softmax" in sentence(compare(slow, fast))
+
+
+def test_work_that_takes_less_meanwhile_is_told_as_such():
+    slow = side("slow", {kinds.PRODUCTS: 60.0, kinds.COPIES: 1.0})
+    fast = side("plain", {kinds.PRODUCTS: 10.0, kinds.COPIES: 21.0})
+    assert "20 less in copies and casts" in sentence(compare(slow, fast))
+
+
+# Experiments -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("alone", "status"), [(1.5 * MS, TESTED), (0.1 * MS, GUESS)])
+def test_products_by_themselves_bear_a_cause_out_or_make_it_a_guess(alone, status):
+    slow = m.replaced(more(kinds.PRODUCTS), products=[product("MKL", 50 * MS)])
+    fast = m.replaced(side("plain"), products=[product("oneDNN", 10 * MS)])
+    difference = compare(slow, fast)
+    (cause,) = causes(difference)
+    judged = experiments.products_alone(cause, difference, lambda *_: alone, lambda *_: 0.1 * MS)
+    assert judged.status == status
+    assert ("a guess" in sentence(difference, [judged])) == (status == GUESS)
+
+
+@pytest.mark.parametrize(("single", "status"), [(21 * MS, TESTED), (90 * MS, GUESS)])
+def test_waiting_for_threads_goes_with_one_thread_or_is_a_guess(single, status):
+    difference = compare(more(kinds.WAITING), side("plain"))
+    (cause,) = causes(difference)
+    judged = experiments.on_one_thread(cause, difference, lambda: single, lambda: 20 * MS)
+    assert judged.status == status
+
+
+# From events to pieces ---------------------------------------------------------------------------
+
+
+def event(name: str, start: float, end: float, kind: str = kinds.DISPATCH, **known) -> Event:
+    return Event(name, start, end, known.pop("thread", "main"), kind=kind, **known)
+
+
+def swept(*events: Event, cpu: float = 10.0, until: float = 10.0) -> dict[str, float]:
+    marks = [(event(WAITING, -1.0, 0.0), event(STEP, 0.0, until))]
+    pieces = sweep(list(events), marks, [Taken(1.0, until, cpu)]).pieces
+    seconds: dict[str, float] = {}
+    for one in pieces:
+        seconds[one.kind] = seconds.get(one.kind, 0.0) + one.seconds
+    return seconds
+
+
+def test_a_moment_is_that_of_the_innermost_operator():
+    outer, inner = event("conv", 0, 6, kinds.CONVOLUTIONS), event("copy", 2, 3, kinds.COPIES)
+    found = swept(outer, inner)
+    assert (found[kinds.CONVOLUTIONS], found[kinds.COPIES]) == (5.0, 1.0)
+    assert sum(found.values()) == pytest.approx(11.0)
+
+
+def test_operators_at_the_same_time_share_the_moment():
+    found = swept(
+        event("a", 0, 4, kinds.PRODUCTS), event("b", 0, 4, kinds.ELEMENTWISE, thread="other")
+    )
+    assert (found[kinds.PRODUCTS], found[kinds.ELEMENTWISE]) == (2.0, 2.0)
+
+
+def test_a_gap_is_dispatch_where_the_thread_is_busy_and_waiting_where_it_sleeps():
+    work = event("a", 0, 4, kinds.PRODUCTS)
+    assert swept(work, cpu=10.0)[kinds.DISPATCH] == pytest.approx(6.0)
+    assert swept(work, cpu=4.0)[kinds.WAITING] == pytest.approx(6.0)
+
+
+def test_what_recording_costs_is_taken_by_events():
+    pieces = [
+        m.Piece(layer="", phase="", kind=kinds.DISPATCH, seconds=10 * MS, calls=1000.0),
+        m.Piece(layer="", phase="", kind=kinds.PRODUCTS, seconds=10 * MS, calls=1.0),
+    ]
+    dispatch, products = without_profiler(pieces, plain=18 * MS, profiled=20 * MS)
+    assert dispatch.seconds == pytest.approx(8 * MS, rel=0.01)
+    assert products.seconds == pytest.approx(10 * MS, rel=0.01)
+
+
+def test_a_layer_of_one_side_counts_for_the_one_around_it():
+    ours, theirs = ["block0.gelu", "head"], ["block0", "block0.up", "head"]
+    assert common("block0.gelu", ours, theirs) == "block0"
+    assert common("head", ours, theirs) == "head"
+    assert common("conv", ["conv"], ["layer"]) == "conv"
+
+
+# Names of operators ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("aten::addmm", kinds.PRODUCTS),
+        ("aten::mkldnn_convolution", kinds.CONVOLUTIONS),
+        ("aten::native_layer_norm", kinds.NORMALISATION),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", kinds.ATTENTION),
+        ("aten::bmm", kinds.ATTENTION),
+        ("aten::_to_copy", kinds.COPIES),
+        ("aten::transpose", kinds.DISPATCH),
+        ("aten::gelu", kinds.ELEMENTWISE),
+        ("aten::normal_", kinds.ELEMENTWISE),
+        ("aten::_local_scalar_dense", kinds.READING),
+        ("aten::_log_softmax_backward_data", kinds.REDUCTIONS),
+        ("aten::embedding_dense_backward", kinds.INDEXING),
+        ("aten::mkldnn_rnn_layer", kinds.RECURRENT),
+    ],
+)
+def test_kinds_of_pytorch(name, kind):
+    assert kinds.of_pytorch(name) == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("_FusedMatMul", kinds.PRODUCTS),
+        ("Conv2DBackpropFilter", kinds.CONVOLUTIONS),
+        ("FusedBatchNormV3", kinds.NORMALISATION),
+        ("BatchMatMulV2", kinds.ATTENTION),
+        ("Cast", kinds.COPIES),
+        ("Transpose", kinds.COPIES),
+        ("ReadVariableOp", kinds.DISPATCH),
+        ("Tanh", kinds.ELEMENTWISE),
+        ("EagerPyFunc", kinds.PYTHON),
+        ("GatherV2", kinds.INDEXING),
+        ("XlaLaunch", kinds.COMPILED),
+    ],
+)
+def test_kinds_of_tensorflow(name, kind):
+    assert kinds.of_tensorflow(name) == kind
+
+
+def test_sums_within_a_normalisation_are_part_of_it():
+    assert kinds.within(kinds.ELEMENTWISE, "LayerNormalization") == kinds.NORMALISATION
+    assert kinds.within(kinds.PRODUCTS, "SelfAttention") == kinds.PRODUCTS
+
+
+# Libraries ---------------------------------------------------------------------------------------
+
+VERBOSE = [
+    "MKL_VERBOSE SGEMM(N,T,384,1152,512,0x7ff,0x55,384,0x55,1152,0x7f,0x55,384) 50.53ms CNR:OFF",
+    "onednn_verbose,v1,primitive,exec,cpu,gemm_api,,undef,src,lda:384 ,,96x192:192x864,0.65",
+    "onednn_verbose,v1,primitive,exec,cpu,convolution,jit:avx2,forward_training,src,,,mb8_ic16,3.0",
+    "onednn_verbose,v1,primitive,exec,cpu,reorder,jit:uni,undef,src,,,8x32x8x8,1.0",
+    "onednn_verbose,v1,info,oneDNN v3.7",
+    "something else",
+]
+
+
+def test_verbose_lines_tell_the_library_of_a_shape():
+    calls = libraries.read(VERBOSE)
+    assert calls.of[kinds.PRODUCTS][384, 512, 1152] == libraries.MKL
+    assert calls.of[kinds.PRODUCTS][96, 192, 864] == libraries.ONEDNN
+    assert calls.of[kinds.CONVOLUTIONS][libraries.ANY] == libraries.ONEDNN
+    assert calls.reorders == pytest.approx(0.25)
+
+
+def test_changes_of_layout_within_convolutions_count_as_copies():
+    known = libraries.with_libraries(more(kinds.CONVOLUTIONS), libraries.read(VERBOSE))
+    seconds = {one.kind: one.seconds for one in known.pieces}
+    assert seconds[kinds.COPIES] == pytest.approx(10 * MS)
+    assert seconds[kinds.CONVOLUTIONS] == pytest.approx(30 * MS)
+
+
+# The command -------------------------------------------------------------------------------------
+
+
+def test_tables_sum_to_the_step_and_json_has_all():
+    difference = compare(more(kinds.PRODUCTS), side("plain"))
+    lines = text(difference, causes(difference))
+    rows = [line.split()[-3:] for line in lines if line.startswith("the step")]
+    assert rows == [["60.000", "20.000", "40.000"]] * 2
+    told = json.loads(json.dumps(as_json(difference, causes(difference))))
+    assert told["causes"][0]["kind"] == kinds.PRODUCTS
+    assert sum(one["a"] - one["b"] for one in told["layers"]) == pytest.approx(told["seconds"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["no-task"],
+        ["no_file.py"],
+        ["digits-cnn", "--technique", "magic"],
+        ["digits-cnn", "--technique", "mixed_precision", "--variant", "int3"],
+    ],
+)
+def test_what_there_is_not_is_one_line(arguments, capsys):
+    assert main(arguments) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("twinbench why: ")
+
+
+def test_interval_of_the_difference_is_that_of_the_rounds():
+    difference = compare(more(kinds.PRODUCTS), side("plain"))
+    low, high = difference.interval
+    assert low < 40 * MS < high
+    assert not difference.is_noise
+    assert replace(difference, interval=(-1.0, 1.0)).is_noise
