@@ -8,9 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from bench import user_answer
 from bench.harness import timing, user_model
 from bench.harness.plan import Prepared
 from shared.user_model import dealt, joined, samples, save_batches, shape_of
+from tests import records
 
 LENGTHS = (5, 90, 40, 10, 70, 20, 60, 30, 80, 50)
 
@@ -147,3 +149,19 @@ def test_the_check_counts_shapes_and_padding():
     assert known["shapes"] == 2
     assert known["padding"] == pytest.approx(0.25)
     assert known["to_longest"] == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(("shapes", "said"), [(10, True), (1, False), (None, False)])
+def test_the_answer_says_shapes_padding_and_graphs(shapes, said):
+    """`None`: a run of before knows of no shapes."""
+    side = {} if shapes is None else {"shapes": shapes, "padding": 0.25, "to_longest": 0.5}
+    model = SimpleNamespace(sides=["pt"], about={"sides": {"pt": side}})
+    graphs = {"evidence": {"shapes": 10, "graphs_of_shapes": 3}}
+    cases = [records.case("compiled", **graphs), records.case("base")]
+    lines = user_answer._shapes(records.record(cases), model)
+    text = " ".join(" ".join(lines).split())
+    assert ("Batches have 10 shapes: a step is timed over all of them" in text) is said
+    assert (
+        "25% of their positions are padding; padded to the longest it would be 50%" in text
+    ) is said
+    assert (text.count("3 graphs for these shapes") == 1) is said
