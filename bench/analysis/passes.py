@@ -37,7 +37,7 @@ def said(passes: Sequence[Pass]) -> str | None:
     if not (out or again or unsteady):
         return None
     first = next(played for played in passes if played in [*out, *unsteady, *again])
-    speeds = [speed for played in passes for speed in _speeds(played)]
+    speeds = [speed for played in passes for speed in _speeds(played)] or [1.0]
     line = f"MACHINE CHANGED: in pass {first.number + 1}, which began at {first.began}; its speed "
     line += f"was between {min(speeds) / max(speeds):.0%} and 100% of the highest."
     if again:

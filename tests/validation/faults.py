@@ -33,6 +33,10 @@ MEMORY = ("tests/harness/test_memory.py",)
 PLAN = ("tests/harness/test_plan.py",)
 REPORT = ("tests/report/test_report.py", "-k", "not readme and not command_line")
 DATA = ("tests/shared/test_shared.py",)
+CLASS = ("tests/analysis/test_machine_class.py",)
+PASSES = ("tests/analysis/test_passes.py",)
+PROCESSOR = ("tests/harness/test_processor.py",)
+CHANGES = ("tests/harness/test_machine.py",)
 
 
 def harness(words: str) -> tuple[str, ...]:
@@ -727,4 +731,63 @@ SHOWN = (
     ),
 )
 
-FAULTS = (*STATISTICS, *PARITY, *MEASURING, *FIGURES, *SHOWN)
+MACHINES = (
+    Fault(
+        "machines of twice the speed are one class",
+        "bench/analysis/machine_class.py",
+        "SAME_SPEED = 1.3",
+        "SAME_SPEED = 3.0",
+        CLASS,
+    ),
+    Fault(
+        "two cores called threads of one",
+        "bench/analysis/machine_class.py",
+        "if computes > SHARED * threads:",
+        "if computes > threads:",
+        CLASS,
+    ),
+    Fault(
+        "a speed beside other programs sets machines apart",
+        "bench/analysis/machine_class.py",
+        "if is_disturbed(a) or is_disturbed(b):",
+        "if False:",
+        CLASS,
+    ),
+    Fault(
+        "the slower of two speeds counts",
+        "bench/analysis/passes.py",
+        "key=lambda top: (_weight(steady, top), top)",
+        "key=lambda top: (_weight(steady, top), -top)",
+        PASSES,
+    ),
+    Fault(
+        "a pass is left out and nobody says so",
+        "bench/analysis/passes.py",
+        "    if not (out or again or unsteady):",
+        "    if not (again or unsteady):",
+        PASSES,
+    ),
+    Fault(
+        "what the machine changed under counts",
+        "bench/harness/record.py",
+        "if played.samples and (played.match, played.block) not in left_out:",
+        "if played.samples:",
+        CHANGES,
+    ),
+    Fault(
+        "a pass is never played again",
+        "bench/harness/executor.py",
+        "if passes.changed(played) and self.scheduler.plays_again(matches):",
+        "if False:",
+        CHANGES,
+    ),
+    Fault(
+        "Zen 4 called Zen 3",
+        "bench/harness/processor.py",
+        '(0x10, 0x1F, "Zen 4"),',
+        '(0x10, 0x1F, "Zen 3"),',
+        PROCESSOR,
+    ),
+)
+
+FAULTS = (*STATISTICS, *PARITY, *MEASURING, *FIGURES, *SHOWN, *MACHINES)
