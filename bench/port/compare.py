@@ -137,8 +137,12 @@ def _compare(found: Comparison, module: Any, pt: Any, tf: Any, batches: dict) ->
         clock(step)
         if both is None:
             return
+        if step == "evaluation":
+            forward.precision(both)
         if len(found.findings) == before:
             found.equal.append(f"{words} ({both.size:.0e}, bound {both.bound:.0e})")
+        if step == "evaluation":
+            _precision(found, weights, both)
     found.say("comparing dropout")
     dropout.compare(found, pt, tf, weights, both)
     clock("dropout")
@@ -153,11 +157,38 @@ def _compare(found: Comparison, module: Any, pt: Any, tf: Any, batches: dict) ->
     found.say("comparing the optimizers")
     settings = updates.compare(found, pt, tf, weights, grads)
     clock("update")
-    trained_alike = not any(f.step in ("gradients", "update", "steps") for f in found.findings)
+    trained_alike = not any(
+        f.step in ("gradients", "update", "steps") or f.cause == "norm_frozen"
+        for f in found.findings
+    )
     if same_loss and trained_alike and settings is not None:
         found.say("training both")
         updates.train(found, pt, tf, weights, settings, batches)
         clock("steps")
+
+
+def _precision(found: Comparison, weights: Any, both: Any) -> None:
+    """Add the layers whose weights are float64 on one side: results differ by rounding only."""
+    from bench.port.causes import CATALOGUE
+
+    def is_double(dtype: Any) -> bool:
+        return "float64" in str(dtype)
+
+    mixed = [
+        pair
+        for pair in weights.pairs
+        for transfer in pair.transfers[:1]
+        if is_double(transfer.variable.dtype) != is_double(weights.state[transfer.names[0]].dtype)
+    ]
+    if mixed:
+        cause = CATALOGUE["float64"]
+        words = (cause.key, True, cause.change_pt, cause.change_tf, cause.why)
+        before = "outputs, up to rounding"
+        found.findings.append(
+            Finding(
+                "evaluation", *mixed[0].layers, both.size, both.bound, before, *words, len(mixed)
+            )
+        )
 
 
 class _Clock:
