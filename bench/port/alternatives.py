@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from bench.port.pytorch_side import RECURRENT, Event
 from bench.port.recurrent import Settings, is_packed, run, run_packed
@@ -160,17 +160,23 @@ def _convolution(event: Event, context: Context) -> Iterator[Change]:
                 "padding='valid'": lambda: [(0, 0)] * dims,
                 "padding on both ends": lambda: [(k // 2, k // 2) for k in weight.shape[2:]],
             }[words]()
-            changed = dict(input=(0, F.pad(x, _flat(pads))), padding=(4, 0))
+            changed = {"input": (0, F.pad(x, _flat(pads))), "padding": (4, 0)}
             return e.again(**changed)
 
         alike = (event.name, stride, padding, words)
         yield Change("padding", str(padding), str(tuple(_flat(pads))), apply, alike)
     if event.argument(2, "bias") is not None:
-        change = (lambda e: e.again(bias=(2, None)))  # fmt: skip
+
+        def change(e):
+            return (e.again(bias=(2, None)))  # fmt: skip
+
         yield Change("missing_bias", "True", "False", change, (event.name,))
     for other in (1, 2):
         if set(stride) <= {1, 2} and other not in stride:
-            change = (lambda e, s=other: e.again(stride=(3, s)))  # fmt: skip
+
+            def change(e, s=other):
+                return (e.again(stride=(3, s)))  # fmt: skip
+
             back = _given_back(event, context, stride, other)
             words = (str(stride[0]), str(other))
             yield Change("stride_place", *words, change, (event.place,), together=back)
@@ -210,7 +216,10 @@ def _transposed(event: Event) -> Iterator[Change]:
 
     a = str(_tuple(event.argument(4, "padding", 0), dims))
     for valid, words in ((False, "padding='same'"), (True, "padding='valid'")):
-        apply_as = (lambda e, v=valid: apply(e, valid=v))  # fmt: skip
+
+        def apply_as(e, v=valid):
+            return (apply(e, valid=v))  # fmt: skip
+
         yield Change("transposed_padding", a, words, apply_as, (event.name, stride))
 
 
@@ -219,7 +228,10 @@ def _whole_pooling(event: Event) -> Iterator[Change]:
     x = event.args[0]
     if x.ndim == 4 and event.out.shape[2:].numel() == 1:
         for axes in ((1, 3), (1, 2)):
-            change = (lambda e, axes=axes: e.args[0].mean(axes).reshape(e.args[0].shape[0], -1, 1, 1))  # fmt: skip
+
+            def change(e, axes=axes):
+                return (e.args[0].mean(axes).reshape(e.args[0].shape[0], -1, 1, 1))  # fmt: skip
+
             yield Change("data_format", "channels_first", "channels_last", change, (event.name,))
 
 
@@ -255,11 +267,20 @@ def _pooling(event: Event) -> Iterator[Change]:
         yield Change("padding", "padding of -inf", "padding of zeros", zeros, alike)
     if not biggest and any(padding):
         flip = not event.argument(5, "count_include_pad", True)
-        change = (lambda e: e.again(count_include_pad=(5, flip)))  # fmt: skip
+
+        def change(e):
+            return (e.again(count_include_pad=(5, flip)))  # fmt: skip
+
         yield Change("pool_padding_counted", str(not flip), str(flip), change, alike)
-    change = (lambda e: e.again(ceil_mode=(place, not ceil)))  # fmt: skip
+
+    def change(e):
+        return (e.again(ceil_mode=(place, not ceil)))  # fmt: skip
+
     yield Change("ceil_mode", str(ceil), str(not ceil), change, alike)
-    valid = (lambda e: e.again(padding=(3, 0)))  # fmt: skip
+
+    def valid(e):
+        return (e.again(padding=(3, 0)))  # fmt: skip
+
     if any(padding):
         yield Change("padding", str(padding), "padding='valid'", valid, alike)
 
@@ -273,11 +294,17 @@ def _normalisation(event: Event, context: Context) -> Iterator[Change]:
     alike = (event.name, before)
     for epsilon in dict.fromkeys((*context.epsilons, *EPSILONS)):
         if epsilon != before:
-            change = (lambda e, value=epsilon: e.again(eps=(place, value)))  # fmt: skip
+
+            def change(e, value=epsilon):
+                return (e.again(eps=(place, value)))  # fmt: skip
+
             yield Change("norm_epsilon", f"{before:g}", f"{epsilon:g}", change, alike)
     if event.name == "batch_norm" and context.training:
         flip = not event.argument(5, "training", False)
-        change = (lambda e: e.again(training=(5, flip)))  # fmt: skip
+
+        def change(e):
+            return (e.again(training=(5, flip)))  # fmt: skip
+
         yield Change("norm_frozen", str(not flip), str(flip), change, alike)
 
 
@@ -286,7 +313,10 @@ def _activation(event: Event, context: Context) -> Iterator[Change]:
     if name == "gelu":
         before = event.argument(1, "approximate", "none")
         after = "tanh" if before == "none" else "none"
-        change = (lambda e: F.gelu(e.args[0], approximate=after))  # fmt: skip
+
+        def change(e):
+            return (F.gelu(e.args[0], approximate=after))  # fmt: skip
+
         yield Change("gelu", str(before == "tanh"), after, change, (name,))
     if name in ("leaky_relu", "elu"):
         function, before = ACTIVATIONS[name], event.argument(1, "", None)
@@ -295,13 +325,22 @@ def _activation(event: Event, context: Context) -> Iterator[Change]:
         for slope in dict.fromkeys((*filter(None, context.slopes), *SLOPES)):
             if slope == linear:
                 continue
-            change = (lambda e, s=slope: function(e.args[0], s))  # fmt: skip
+
+            def change(e, s=slope):
+                return (function(e.args[0], s))  # fmt: skip
+
             yield Change("negative_slope", f"{before}", f"{slope:g}", change, (name, before))
     for other, function in ACTIVATIONS.items():
         if other != name and isinstance(x, Tensor):
-            change = (lambda e, f=function: f(e.args[0]))  # fmt: skip
+
+            def change(e, f=function):
+                return (f(e.args[0]))  # fmt: skip
+
             yield Change("activation", other, name, change, (event.place,))
-    change = (lambda e: e.args[0])  # fmt: skip
+
+    def change(e):
+        return (e.args[0])  # fmt: skip
+
     yield Change("activation", "linear", name, change, (event.place,), True)
 
 
@@ -310,7 +349,10 @@ def _softmax(event: Event) -> Iterator[Change]:
     ndim = event.out.ndim
     for dim in range(ndim):
         if before is None or dim != before % ndim:
-            change = (lambda e, d=dim: getattr(F, e.name)(e.args[0], dim=d))  # fmt: skip
+
+            def change(e, d=dim):
+                return (getattr(F, e.name)(e.args[0], dim=d))  # fmt: skip
+
             yield Change("softmax_axis", f"{before}", f"{dim}", change, (event.name, before))
 
 
@@ -347,7 +389,8 @@ def _flatten(event: Event, context: Context) -> Iterator[Change]:
 def _split(event: Event) -> Iterator[Change]:
     """An axis that is split in two, such as into heads: the same numbers in the other order."""
     x = event.args[0]
-    axis = next((n for n, (a, b) in enumerate(zip(x.shape, event.out.shape, strict=False)) if a != b), None)  # fmt: skip
+    pairs = enumerate(zip(x.shape, event.out.shape, strict=False))
+    axis = next((n for n, (a, b) in pairs if a != b), None)
     if event.out.ndim != x.ndim + 1 or axis is None:
         return
 
@@ -356,7 +399,8 @@ def _split(event: Event) -> Iterator[Change]:
         shape[axis], shape[axis + 1] = shape[axis + 1], shape[axis]
         return e.args[0].reshape(shape).transpose(axis, axis + 1)
 
-    words = [str(tuple(event.out.shape[axis : axis + 2])), str(tuple(event.out.shape[axis : axis + 2][::-1]))]  # fmt: skip
+    split = tuple(event.out.shape[axis : axis + 2])
+    words = [str(split), str(split[::-1])]
     yield Change("reshape_order", *words, apply, (event.name, event.layer, axis))
 
 
@@ -366,7 +410,10 @@ def _sum(event: Event) -> Iterator[Change]:
     if not all(isinstance(t, Tensor) and t.shape == event.out.shape for t in (first, second)):
         return
     for place in (0, 1):
-        change = (lambda e, p=place: e.args[p])  # fmt: skip
+
+        def change(e, p=place):
+            return (e.args[p])  # fmt: skip
+
         yield Change("missing_residual", "add it", "leave it out", change, (event.place,), True)
 
 
@@ -377,7 +424,10 @@ def _scale(event: Event, context: Context) -> Iterator[Change]:
         return
     size = before[-1].args[0].shape[-1]
     for scale in (size**-0.5, 1.0, 1 / size):
-        change = (lambda e, s=scale: e.args[0] * s)  # fmt: skip
+
+        def change(e, s=scale):
+            return (e.args[0] * s)  # fmt: skip
+
         yield Change(
             "attention_scale", "otherwise", f"{scale:g}", change, (event.name, event.layer)
         )
@@ -393,9 +443,10 @@ def _interpolation(event: Event) -> Iterator[Change]:
             continue
         if mode == before and not align and not corners:
             continue
-        change = (
-            lambda e, m=mode, a=align: e.again(mode=(3, m), align_corners=(4, a))
-        )  # fmt: skip
+
+        def change(e, m=mode, a=align):
+            return (e.again(mode=(3, m), align_corners=(4, a)))  # fmt: skip
+
         names = [f"mode='{m}', align_corners={c}" for m, c in ((before, corners), (mode, align))]
         yield Change("interpolation", *names, change, (event.name, before, corners))
 
@@ -428,16 +479,25 @@ def _recurrent(event: Event, context: Context) -> Iterator[Change]:
     for settings in dict.fromkeys(context.recurrent):
         if settings.kind == kind and settings != usual:
             key = "recurrent_activation" if settings.reset_after else "gru_reset"
-            change = (lambda e, s=settings: call(e, s))  # fmt: skip
+
+            def change(e, s=settings):
+                return (call(e, s))  # fmt: skip
+
             yield Change(key, str(usual), str(settings), change, (name,), packed)
     if packed:
         return
     first = event.args[8]
-    change = (lambda e: call(e, usual, flip=True))  # fmt: skip
+
+    def change(e):
+        return (call(e, usual, flip=True))  # fmt: skip
+
     yield Change("batch_first", str(first), str(not first), change, (name,))
     for mask in _masks(event.args[0], context, first):
         for zeros in (False, True):
-            change = (lambda e, m=mask, z=zeros: call(e, usual, m, zeros=z))  # fmt: skip
+
+            def change(e, m=mask, z=zeros):
+                return (call(e, usual, m, zeros=z))  # fmt: skip
+
             words = ("mask_zero=False", "pack_padded_sequence with the lengths")
             yield Change("mask", *words, change, (name, zeros))
 
@@ -465,7 +525,10 @@ def _last(event: Event, context: Context) -> Iterator[Change]:
         return torch.cat([forward[..., :half], backward[..., half:]], -1)
 
     if both and event.name == "__getitem__" and event.args[0].shape == out.shape:
-        change = (lambda e: ends(e.args[0]))  # fmt: skip
+
+        def change(e):
+            return (ends(e.args[0]))  # fmt: skip
+
         yield Change("recurrent_last", "out[:, -1]", "both ends", change, ("__getitem__",))
     elif both and event.name != "__getitem__" and event.out.shape == ends(out).shape:
         place = layers[-1].place
@@ -497,41 +560,57 @@ def _attention(event: Event, context: Context) -> Iterator[Change]:
     at, name = (16, "attn_mask") if packed else (3, "attn_mask")
     query, key = event.args[:2]
     rows, columns = (query.shape[0], key.shape[0]) if packed else (query.shape[-2], key.shape[-2])
-    plain = dict(key_padding_mask=(14, None)) if packed else {}
-    plain |= dict(is_causal=(5, False)) if not packed or "is_causal" in event.kwargs else {}
+    plain = {"key_padding_mask": (14, None)} if packed else {}
+    plain |= {"is_causal": (5, False)} if not packed or "is_causal" in event.kwargs else {}
     padding = event.argument(14, "key_padding_mask") if packed else None
     mask = event.argument(at, name)
     if mask is not None or padding is not None or event.argument(5, "is_causal", False) is True:
-        change = (lambda e: e.again(**{name: (at, None)}, **plain))  # fmt: skip
+
+        def change(e):
+            return (e.again(**{name: (at, None)}, **plain))  # fmt: skip
+
         causal = _is_causal(mask) or event.kwargs.get("is_causal") is True
         key_of = "causal" if causal and padding is None else "mask"
         yield Change(key_of, "use_causal_mask=True", "none", change, (event.name,))
     if rows == columns:
         future = torch.ones(rows, columns, dtype=torch.bool).triu(1)
         blocked = future if packed else ~future
-        change = (lambda e: e.again(**{name: (at, blocked)}, **plain))  # fmt: skip
+
+        def change(e):
+            return (e.again(**{name: (at, blocked)}, **plain))  # fmt: skip
+
         yield Change("causal", "False", "True", change, (event.name,))
     shape = key.transpose(0, 1) if packed else torch.empty(key.shape[0], key.shape[-2], 1)
     for tokens in _masks(shape, context, True):
         if packed:
-            change = (lambda e, t=tokens: e.again(key_padding_mask=(14, ~t)))  # fmt: skip
+
+            def change(e, t=tokens):
+                return (e.again(key_padding_mask=(14, ~t)))  # fmt: skip
         else:
-            change = (
-                lambda e, t=tokens: e.again(attn_mask=(3, t[:, None, None, :]), is_causal=(5, False))
-            )  # fmt: skip
+
+            def change(e, t=tokens):
+                return e.again(attn_mask=(3, t[:, None, None, :]), is_causal=(5, False))
+
         yield Change("mask", "attention_mask=None", "key_padding_mask", change, (event.name,))
     if packed and padding is not None:
-        opposite = (
-            padding.logical_not() if padding.dtype == torch.bool else torch.where(padding < 0, 0.0, -1e9)
-        )  # fmt: skip
-        change = (lambda e: e.again(key_padding_mask=(14, opposite)))  # fmt: skip
+        opposite = padding == 0 if padding.dtype == torch.bool else -1e9 * (padding == 0)
+
+        def change(e):
+            return (e.again(key_padding_mask=(14, opposite)))  # fmt: skip
+
         yield Change("attention_mask", "mask", "~mask", change, (event.name,))
     if not packed:
         if mask is not None and mask.dtype == torch.bool:
-            change = (lambda e: e.again(attn_mask=(3, ~mask)))  # fmt: skip
+
+            def change(e):
+                return (e.again(attn_mask=(3, ~mask)))  # fmt: skip
+
             yield Change("attention_mask", "mask", "~mask", change, (event.name,))
         for scale in (1.0, 1 / query.shape[-1]):
-            change = (lambda e, s=scale: e.again(scale=(6, s)))  # fmt: skip
+
+            def change(e, s=scale):
+                return (e.again(scale=(6, s)))  # fmt: skip
+
             yield Change("attention_scale", "the root", f"{scale:g}", change, (event.name,))
     if packed:
 

@@ -69,9 +69,9 @@ def port(file: File, say: Callable[[str], None] = print) -> Report:
             sides[-1].check()
         except BadFile as error:
             raise user_model.placed(error, file.path) from error
-    found = Comparison(say)
-    _compare(found, module, *sides, batches)
-    return found.report()
+    outcome = Comparison(say)
+    _compare(outcome, module, *sides, batches)
+    return outcome.report()
 
 
 def _maker(name: str, module: Any, make: Callable) -> Callable:
@@ -100,74 +100,74 @@ def _batches(module: Any) -> dict[str, Callable[[int], tuple]]:
     }
 
 
-def _compare(found: Comparison, module: Any, pt: Any, tf: Any, batches: dict) -> None:
+def _compare(outcome: Comparison, module: Any, pt: Any, tf: Any, batches: dict) -> None:
     """Go through the steps until one differs without a cause."""
-    from bench.port import dropout, gradients, losses, statistics, updates
+    from bench.port import dropout, gradients, losses, running_statistics, updates
     from bench.port.forward import Forward
     from bench.port.weights import Weights
 
-    clock = _Clock(found.seconds)
+    clock = _Clock(outcome.seconds)
     has_copy = hasattr(module, "copy_weights")
     if has_copy:
         arguments = (module.copy_weights, pt.model, tf.model)
         user_model.call("copy_weights", module.__file__, *arguments)
-    _inputs(found, pt, tf)
+    _inputs(outcome, pt, tf)
     weights = Weights(pt, tf, (pt.trace(), tf.trace()))
-    found.matches = weights.matches()
-    found.copied, found.code = not has_copy, weights.code()
+    outcome.matches = weights.matches()
+    outcome.copied, outcome.code = not has_copy, weights.code()
     for side, names in zip(("PyTorch", "TensorFlow"), weights.left, strict=True):
         if names:
-            found.notes.append(f"weights of {side} without a match: {', '.join(names[:5])}")
+            outcome.notes.append(f"weights of {side} without a match: {', '.join(names[:5])}")
     if not has_copy:
-        found.notes.append(
+        outcome.notes.append(
             "the file has no copy_weights, so that both models begin with other initial values; "
             "they were copied by the match"
         )
         for pair in weights.pairs:
             weights.copy(pair)
     clock("weights")
-    forward = Forward(pt, tf, weights, found.say, found.findings)
+    forward = Forward(pt, tf, weights, outcome.say, outcome.findings)
     for step, words in (
         ("evaluation", "outputs in evaluation mode"),
         ("training", "outputs in training mode, dropout off"),
     ):
-        found.say(f"comparing {words}")
-        both, before = None, len(found.findings)
+        outcome.say(f"comparing {words}")
+        both, before = None, len(outcome.findings)
         both = forward.search(step)
         clock(step)
         if both is None:
             return
         if step == "evaluation":
             forward.precision(both)
-        if len(found.findings) == before:
-            found.equal.append(f"{words} ({both.size:.0e}, bound {both.bound:.0e})")
+        if len(outcome.findings) == before:
+            outcome.equal.append(f"{words} ({both.size:.0e}, bound {both.bound:.0e})")
         if step == "evaluation":
-            _precision(found, weights, both)
-    found.say("comparing dropout")
-    dropout.compare(found, pt, tf, weights, both)
+            _precision(outcome, weights, both)
+    outcome.say("comparing dropout")
+    dropout.compare(outcome, pt, tf, weights, both)
     clock("dropout")
-    statistics.compare(found, pt, tf, weights, both)
+    running_statistics.compare(outcome, pt, tf, weights, both)
     clock("statistics")
-    found.say("comparing the loss")
-    same_loss = losses.compare(found, pt, tf, both)
+    outcome.say("comparing the loss")
+    same_loss = losses.compare(outcome, pt, tf, both)
     clock("loss")
-    found.say("comparing gradients")
-    grads = gradients.compare(found, pt, tf, weights, same_loss)
+    outcome.say("comparing gradients")
+    grads = gradients.compare(outcome, pt, tf, weights, same_loss)
     clock("gradients")
-    found.say("comparing the optimizers")
-    settings = updates.compare(found, pt, tf, weights, grads)
+    outcome.say("comparing the optimizers")
+    settings = updates.compare(outcome, pt, tf, weights, grads)
     clock("update")
     trained_alike = not any(
         f.step in ("gradients", "update", "steps") or f.cause == "norm_frozen"
-        for f in found.findings
+        for f in outcome.findings
     )
     if same_loss and trained_alike and settings is not None:
-        found.say("training both")
-        updates.train(found, pt, tf, weights, settings, batches)
+        outcome.say("training both")
+        updates.train(outcome, pt, tf, weights, settings, batches)
         clock("steps")
 
 
-def _precision(found: Comparison, weights: Any, both: Any) -> None:
+def _precision(outcome: Comparison, weights: Any, both: Any) -> None:
     """Add the layers whose weights are float64 on one side: results differ by rounding only."""
     from bench.port.causes import CATALOGUE
 
@@ -184,7 +184,7 @@ def _precision(found: Comparison, weights: Any, both: Any) -> None:
         cause = CATALOGUE["float64"]
         words = (cause.key, True, cause.change_pt, cause.change_tf, cause.why)
         before = "outputs, up to rounding"
-        found.findings.append(
+        outcome.findings.append(
             Finding(
                 "evaluation", *mixed[0].layers, both.size, both.bound, before, *words, len(mixed)
             )
@@ -201,7 +201,7 @@ class _Clock:
         self.last = now
 
 
-def _inputs(found: Comparison, pt: Any, tf: Any) -> None:
+def _inputs(outcome: Comparison, pt: Any, tf: Any) -> None:
     """Whether both models are given the same batch, in whatever layout."""
     from bench.port.causes import CATALOGUE
     from bench.port.values import closest, numpy
@@ -215,6 +215,6 @@ def _inputs(found: Comparison, pt: Any, tf: Any) -> None:
         reshaped = one.size == other.size and np.array_equal(one.reshape(other.shape), other)
         cause = CATALOGUE["data_format"] if reshaped else None
         words = (cause.key, True, cause.change_pt, cause.change_tf, cause.why) if cause else ()
-        found.findings.append(Finding("input", "", "", size, 1e-6, "nothing yet", *words))
+        outcome.findings.append(Finding("input", "", "", size, 1e-6, "nothing yet", *words))
         return
-    found.equal.append("the batch")
+    outcome.equal.append("the batch")

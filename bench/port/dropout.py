@@ -29,16 +29,16 @@ class Place:
     packed: bool = False
 
 
-def compare(found: Any, pt: Any, tf: Any, weights: Any, both: Any) -> None:
+def compare(outcome: Any, pt: Any, tf: Any, weights: Any, both: Any) -> None:
     """Add findings."""
     ours, theirs = _pytorch(pt, both), _tensorflow(tf, both)
     recurrent = _recurrent(tf, both)
     count = len(ours) + len(theirs) + len(recurrent)
-    before = len(found.findings)
+    before = len(outcome.findings)
     if recurrent:
         name, rate = recurrent[0]
         modules = [e.layer for e in both.pt.events if e.name in RECURRENT]
-        _add(found, "recurrent_dropout", modules[:1] or [""], [name], rate, a=f"{rate:g}")
+        _add(outcome, "recurrent_dropout", modules[:1] or [""], [name], rate, a=f"{rate:g}")
         ours = [place for place in ours if place.layer not in modules]
     bound = max(both.bounds, default=1e-5)
     for place in list(ours):
@@ -53,18 +53,18 @@ def compare(found: Any, pt: Any, tf: Any, weights: Any, both: Any) -> None:
             words = ("Dropout2d", "Dropout") if twin.whole else ("Dropout", "Dropout2d")
             b, a = words
             a = "SpatialDropout2D" if a == "Dropout2d" else "Dropout"
-            _add(found, "dropout_shape", *names, 1.0, a=a, b=b)
+            _add(outcome, "dropout_shape", *names, 1.0, a=a, b=b)
         elif apart > 1e-6:
             a, b = f"{place.rate:g}", f"{twin.rate:g}"
             if abs(place.rate - (1 - twin.rate)) < 1e-6:
                 a += " (not the share that is kept)"
-            _add(found, "dropout_rate", *names, apart, a=a, b=b)
+            _add(outcome, "dropout_rate", *names, apart, a=a, b=b)
     attention = _attention(pt, tf, weights, both)
     for pt_name, tf_name, p, rate in attention:
         theirs = [t for t in theirs if not t.layer.startswith(tf_name)]
         if abs(p - rate) > 1e-6:
             _add(
-                found,
+                outcome,
                 "dropout_rate",
                 [pt_name],
                 [tf_name],
@@ -73,13 +73,13 @@ def compare(found: Any, pt: Any, tf: Any, weights: Any, both: Any) -> None:
                 b=f"{rate:g}",
             )
     for place in ours:
-        _add(found, "dropout_missing", [place.layer], [""], place.rate,
-             a=f"Dropout({place.rate:g}) where {place.layer} has it", b="no dropout there")  # fmt: skip
+        a, b = f"Dropout({place.rate:g}) where {place.layer} has it", "no dropout there"
+        _add(outcome, "dropout_missing", [place.layer], [""], place.rate, a, b)
     for place in theirs:
-        _add(found, "dropout_missing", [""], [place.layer], place.rate,
-             a="no dropout there", b=f"nn.Dropout({place.rate:g}) where {place.layer} is")  # fmt: skip
-    if (count or attention) and len(found.findings) == before:
-        found.equal.append(
+        a, b = "no dropout there", f"nn.Dropout({place.rate:g}) where {place.layer} is"
+        _add(outcome, "dropout_missing", [""], [place.layer], place.rate, a, b)
+    if (count or attention) and len(outcome.findings) == before:
+        outcome.equal.append(
             f"dropout at {max(count // 2, len(attention), 1)} places: its rate and shape"
         )
 
@@ -97,11 +97,11 @@ def _is_same(place: Place, twin: Place, bound: float) -> bool:
     )
 
 
-def _add(found: Any, key: str, pt: list, tf: list, size: float, a: str = "", b: str = "") -> None:
+def _add(outcome: Any, key: str, pt: list, tf: list, size: float, a: str = "", b: str = "") -> None:
     cause = CATALOGUE[key]
     words = [text.format(a=a, b=b) for text in (cause.change_pt, cause.change_tf)]
     before = "all outputs without dropout"
-    found.findings.append(
+    outcome.findings.append(
         Finding("dropout", pt[0], tf[0], size, 1e-6, before, key, True, *words, cause.why)
     )
 

@@ -82,6 +82,23 @@ class Forward:
         self.findings.append(self._unexplained(step, both))
         return None
 
+    def precision(self, both: Pass) -> None:
+        """Add a finding for the first layer that computes in float64 on one side only."""
+        for pair in self.weights.pairs:
+            event = self._event(both, pair)
+            call = next((c for c in both.tf.calls if c.name == pair.tf.name), None)
+            if event is None or call is None or not hasattr(call.out, "dtype"):
+                continue
+            wide = event.out.dtype == torch.float64, call.layer.compute_dtype == "float64"
+            if wide[0] == wide[1]:
+                continue
+            cause = CATALOGUE["float64"]
+            size = closest(numpy(event.out), numpy(call.out))
+            words = cause.key, True, cause.change_pt, cause.change_tf, cause.why
+            before = "all outputs, but for rounding"
+            self.findings.append(Finding("evaluation", *pair.layers, size, 0.0, before, *words))
+            return
+
     def compare(self, training: bool) -> Pass:
         """Run both once more."""
         return self._compared(self.tf.trace(training=training), self._bounds(training), training)
@@ -136,13 +153,13 @@ class Forward:
                         return event, change, before
                 elif both.tf.index.match(numpy(out), bound):
                     return event, change, before
-        # What a reshape or a factor gives may be equal to another tensor; it shows where it is used.
+        # What a reshape or a factor gives may equal another tensor; it shows where it is used.
         last = _first_of(unequal, both.pt.events)
         for event in reversed(both.pt.events[max(last - WINDOW, 0) : last + WINDOW]):
             for change in changes(event, context) if event.name in SHOWN_LATER else ():
-                if _tried(change, event) is not None:
-                    if self._shows(event, change, both, context, taken):
-                        return event, change, before
+                tried = _tried(change, event) is not None
+                if tried and self._shows(event, change, both, context, taken):
+                    return event, change, before
         return None, None, before
 
     def _change(self, event: Event, change: Change, both: Pass) -> int:
@@ -150,7 +167,9 @@ class Forward:
         count = [0]
         context = self._context(both.pt.training)
         context.events = both.pt.events
-        for patch in (_alike(event, change, context, count), _single(event, change)):
+        alike, single = _alike(event, change, context, count), _single(event, change)
+        without_harm: list[int] = []
+        for patch in (alike, single):
             self.pt.patches.append(patch)
             count[0] = 0
             try:
@@ -158,12 +177,15 @@ class Forward:
             except Exception:  # a call that is not alike after all
                 self.pt.patches.remove(patch)
                 continue
-            pairs = zip(both.pt.events, ours.events, strict=False)
-            if self._moved(both, ours) or (
-                count[0] > 1 and not any(self._worse(old, new, both) for old, new in pairs)
-            ):
+            if self._moved(both, ours):
                 return max(count[0], 1)
+            pairs = zip(both.pt.events, ours.events, strict=False)
+            if count[0] > 1 and not any(self._worse(old, new, both) for old, new in pairs):
+                without_harm.append(count[0])
             self.pt.patches.remove(patch)
+        if without_harm:
+            self.pt.patches.append(alike)
+            return without_harm[0]
         self.pt.patches.append(_single(event, change))
         return 1
 
@@ -276,9 +298,10 @@ class Forward:
             if event.place >= until.place:
                 return ""
             begun = begun or event.layer == before
-            if begun and event.layer not in ("", before):
-                if not both.tf.index.match(numpy(event.out), self._bound(both, event.place)):
-                    return event.layer
+            if not begun or event.layer in ("", before):
+                continue
+            if not both.tf.index.match(numpy(event.out), self._bound(both, event.place)):
+                return event.layer
         return ""
 
     def _event(self, both: Pass, pair: Pair) -> Event | None:

@@ -27,7 +27,7 @@ class Gradients:
     tf: dict[int, Any]
 
 
-def compare(found: Any, pt: Any, side: Any, weights: Any, same_loss: bool) -> Gradients | None:
+def compare(outcome: Any, pt: Any, side: Any, weights: Any, same_loss: bool) -> Gradients | None:
     """Add findings; the gradients, None where they differ without a cause."""
     scales = None if same_loss else _scales(pt, side)
     theirs = _tensorflow(side, weights, scales)
@@ -38,29 +38,31 @@ def compare(found: Any, pt: Any, side: Any, weights: Any, same_loss: bool) -> Gr
     if wrong:
         pair, size, bound = wrong[-1]  # the nearest to the loss
         key, a, b = _cause(pt, side, weights, theirs, bounds, scales, wrong)
-        _add(found, pair, size, bound, key, a, b)
+        _add(outcome, pair, size, bound, key, a, b)
         resolved = key is not None
         ours = _pytorch(pt, scales)
     for pair in weights.pairs:
         trained = _trained(pt, side, pair)
-        if trained[0] != trained[1] and pair.pt.kind != "batch_norm":
+        if trained[0] != trained[1] and "norm_frozen" not in [f.cause for f in outcome.findings]:
             a, b = map(str, trained)
-            _add(found, pair, 1.0, LEAST_BOUND, "frozen", a, b)
+            _add(outcome, pair, 1.0, LEAST_BOUND, "frozen", a, b)
             break
-    if resolved and not any(f.step == "gradients" for f in found.findings):
-        found.equal.append(f"gradients of all {len(weights.transfers())} weights")
+    if resolved and not any(f.step == "gradients" for f in outcome.findings):
+        outcome.equal.append(f"gradients of all {len(weights.transfers())} weights")
     return Gradients(ours, theirs) if resolved else None
 
 
-def _add(found: Any, pair: Any, size: float, bound: float, key: str | None, a="", b="") -> None:
-    before = "outputs" + ("" if any(f.step == "loss" for f in found.findings) else " and the loss")
+def _add(outcome: Any, pair: Any, size: float, bound: float, key: str | None, a="", b="") -> None:
+    before = "outputs" + (
+        "" if any(f.step == "loss" for f in outcome.findings) else " and the loss"
+    )
     names = pair.layers
     if key is None:
-        found.findings.append(Finding("gradients", *names, size, bound, before))
+        outcome.findings.append(Finding("gradients", *names, size, bound, before))
         return
     cause = CATALOGUE[key]
     words = [text.format(a=a, b=b) for text in (cause.change_pt, cause.change_tf)]
-    found.findings.append(
+    outcome.findings.append(
         Finding("gradients", *names, size, bound, before, key, True, *words, cause.why)
     )
 

@@ -37,21 +37,21 @@ class Formula:
     delta: float = 1.0
 
 
-def compare(found: Any, pt: Any, tf: Any, both: Any) -> bool:
+def compare(outcome: Any, pt: Any, tf: Any, both: Any) -> bool:
     """Add a finding where the losses differ; whether they are equal."""
     ours = float(pt.loss(both.pt.output))
     theirs = float(tf.loss(both.tf.output))
     penalty = _penalty(tf)
     size = _apart(ours, theirs + penalty)
     if size <= BOUND:
-        found.equal.append(f"the loss, {ours:.4g}")
+        outcome.equal.append(f"the loss, {ours:.4g}")
         return True
     if penalty and _apart(ours, theirs) <= BOUND:
-        _add(found, "regularisation", size, "", "")
+        _add(outcome, "regularisation", size, "", "")
         return False
     draws = _draws(pt, tf, both)
     key, a, b = _cause(pt, tf, both, draws) if draws else (None, "", "")
-    _add(found, key, size, a, b)
+    _add(outcome, key, size, a, b)
     return False
 
 
@@ -66,14 +66,14 @@ def _apart(a: float, b: float) -> float:
     return abs(a - b) / max(abs(a), abs(b), 1e-12)
 
 
-def _add(found: Any, key: str | None, size: float, a: str, b: str) -> None:
+def _add(outcome: Any, key: str | None, size: float, a: str, b: str) -> None:
     before = "all outputs"
     if key is None:
-        found.findings.append(Finding("loss", "", "", size, BOUND, before))
+        outcome.findings.append(Finding("loss", "", "", size, BOUND, before))
         return
     cause = CATALOGUE[key]
     words = [text.format(a=a, b=b) for text in (cause.change_pt, cause.change_tf)]
-    found.findings.append(
+    outcome.findings.append(
         Finding("loss", "", "", size, BOUND, before, key, True, *words, cause.why)
     )
 

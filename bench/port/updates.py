@@ -43,7 +43,7 @@ KEYS = {
 
 @dataclass
 class Both:
-    """The optimizers of both sides, and what they work on: one array for each of Keras's weights."""
+    """The optimizers of both sides, and what they work on: an array for each of Keras's weights."""
 
     pt: Any
     tf: Any
@@ -59,21 +59,21 @@ class Both:
         return [t.variable.numpy().astype(np.float64) for t in self.transfers]
 
 
-def compare(found: Any, pt: Any, side: Any, weights: Any, grads: Any) -> Settings | None:
+def compare(outcome: Any, pt: Any, side: Any, weights: Any, grads: Any) -> Settings | None:
     """Add findings; Keras's settings, None where updates differ."""
     if grads is None:
         return None
     both = _both(pt, side, weights, grads)
-    before = len(found.findings)
+    before = len(outcome.findings)
     for step, scales in (("update", SCALES[:1]), ("steps", SCALES)):
         ours, theirs = _pytorch(both, scales), _tensorflow(both, scales, slices=True)
         sizes = _sizes(both, ours, theirs)
         if max(sizes, default=0.0) <= 1.0:
             continue
-        _explain(found, both, step, scales, ours, theirs, sizes)
-        if len(found.findings) > before:
+        _explain(outcome, both, step, scales, ours, theirs, sizes)
+        if len(outcome.findings) > before:
             return None
-    found.equal.append(f"{len(SCALES)} updates by the optimizer")
+    outcome.equal.append(f"{len(SCALES)} updates by the optimizer")
     return optimizers.of_keras(side.optimizer, [t.variable for t in both.transfers]) or Settings(
         "", (), ()
     )
@@ -163,16 +163,19 @@ def _sizes(both: Both, ours: list, theirs: list) -> list[float]:
     return sizes
 
 
-def _explain(found, both: Both, step: str, scales, ours, theirs, sizes) -> None:
+def _explain(outcome, both: Both, step: str, scales, ours, theirs, sizes) -> None:
     def equal(a: list, b: list) -> bool:
         return max(_sizes(both, a, b), default=0.0) <= 1.0
 
     size = max(sizes) * BOUND
-    worst = int(np.argmax(sizes))
-    if both.slices and not equal(theirs, plain := _tensorflow(both, scales, slices=False)):
-        if equal(ours, plain):
-            _add(found, step, both.pairs[worst], size, "embedding_slices")
-            return
+    if both.slices:
+        plain = _tensorflow(both, scales, slices=False)
+        left = _sizes(both, ours, plain)
+        gone = [n for n in both.slices if sizes[n] > 1 and left[n] < 0.05 * sizes[n]]
+        if gone:
+            _add(outcome, step, both.pairs[gone[0]], size, "embedding_slices")
+            if equal(ours, plain):
+                return
         theirs = plain
     if any(t.how == "summed" for t in both.transfers):
         single = _pytorch(both, scales, single=True)
@@ -181,7 +184,7 @@ def _explain(found, both: Both, step: str, scales, ours, theirs, sizes) -> None:
             pair = next(
                 p for p, t in zip(both.pairs, both.transfers, strict=True) if t.how == "summed"
             )
-            _add(found, step, pair, size, "recurrent_bias")
+            _add(outcome, step, pair, size, "recurrent_bias")
             if equal(single, theirs):
                 return
             ours = single
@@ -190,7 +193,7 @@ def _explain(found, both: Both, step: str, scales, ours, theirs, sizes) -> None:
     a = optimizers.of_pytorch(both.pt.optimizer, names, parameters, both.clip)
     b = optimizers.of_keras(both.tf.optimizer, [t.variable for t in both.transfers])
     if a is None or b is None:
-        _add(found, step, None, size, None)
+        _add(outcome, step, None, size, None)
         return
     counts = [sum(parameters[n].requires_grad for n in t.names if n in parameters)
               if t.how == "summed" else 1 for t in both.transfers]  # fmt: skip
@@ -202,7 +205,7 @@ def _explain(found, both: Both, step: str, scales, ours, theirs, sizes) -> None:
     if not equal(emulated(b), theirs) and b.kind == "adam":
         b = replace(b, corrected=False)
     if not equal(emulated(b), theirs):
-        _add(found, step, None, size, None)
+        _add(outcome, step, None, size, None)
         return
     if _is_near(a, b):
         a = replace(a, epsilon=b.epsilon)
@@ -211,12 +214,12 @@ def _explain(found, both: Both, step: str, scales, ours, theirs, sizes) -> None:
             "Keras adds epsilon before the correction for bias, PyTorch after it: no setting makes "
             f"all updates equal, and these differ by {size:.0e}"
         )
-        if not any(known.startswith("Keras adds epsilon") for known in found.notes):
-            found.notes.append(note)
+        if not any(known.startswith("Keras adds epsilon") for known in outcome.notes):
+            outcome.notes.append(note)
         return
     causes = _causes(a, b, emulated, lambda settings: equal(emulated(settings), theirs))
     for names_of in causes or [None]:
-        _add(found, step, None, size, names_of, a, b)
+        _add(outcome, step, None, size, names_of, a, b)
 
 
 def _is_near(a: Settings, b: Settings) -> bool:
@@ -245,11 +248,11 @@ def _causes(a: Settings, b: Settings, emulated: Any, equal: Any) -> list[str]:
     return ["kind"] if "kind" in needed else needed
 
 
-def _add(found, step: str, pair: Any, size: float, name: str | None, a=None, b=None) -> None:
+def _add(outcome, step: str, pair: Any, size: float, name: str | None, a=None, b=None) -> None:
     before = "outputs, the loss and gradients" if step == "update" else "one update"
     names = pair.layers if pair else ("", "")
     if name is None:
-        found.findings.append(Finding(step, *names, size, BOUND, before))
+        outcome.findings.append(Finding(step, *names, size, BOUND, before))
         return
     key = KEYS.get(name, name)
     if name == "decays" and len(set(a.decays)) != len(set(b.decays)):
@@ -258,8 +261,8 @@ def _add(found, step: str, pair: Any, size: float, name: str | None, a=None, b=N
     ours, theirs = _written(name, a, b)
     words = [text.format(a=ours[1], b=theirs[0]) for text in (cause.change_pt, cause.change_tf)]
     finding = Finding(step, *names, size, BOUND, before, key, True, *words, cause.why)
-    if key not in [f.cause for f in found.findings if f.step == step]:
-        found.findings.append(finding)
+    if key not in [f.cause for f in outcome.findings if f.step == step]:
+        outcome.findings.append(finding)
 
 
 def _written(name: str, a: Settings | None, b: Settings | None) -> tuple:
@@ -296,7 +299,8 @@ def _plain_words(name: str, s: Settings) -> str:
     if name in ("rates", "decays"):
         return ", ".join(f"{v:g}" for v in dict.fromkeys(value))
     if name == "kind":
-        return optimizers.NAMES[value] + ("W" if value == "adam" and s.decoupled and any(s.decays) else "")  # fmt: skip
+        apart = value == "adam" and s.decoupled and any(s.decays)
+        return optimizers.NAMES[value] + ("W" if apart else "")
     if name in ("epsilon",):
         return f"{value:g}"
     if name in ("amsgrad",):
@@ -313,14 +317,16 @@ def _plain_words(name: str, s: Settings) -> str:
 # Training ----------------------------------------------------------------------------------------
 
 
-def train(found: Any, pt: Any, side: Any, weights: Any, settings: Settings, batches: dict) -> None:
+def train(
+    outcome: Any, pt: Any, side: Any, weights: Any, settings: Settings, batches: dict
+) -> None:
     """Train both on the same batches; a certificate, or a finding where they part."""
     start = {name: t.detach().clone() for name, t in pt.model.state_dict().items()}
     theirs = [v.numpy() for v in side.model.weights]
     compared = [(p, t) for p, t in weights.transfers() if not t.role.startswith("moving")]
     one, ours = _train_pytorch(pt, settings, batches, STEPS)
     count = len(one)
-    found.say(f"training both: {count} steps")
+    outcome.say(f"training both: {count} steps")
     other, keras_weights = _train_tensorflow(side, batches, count, compared)
     random = np.random.default_rng(0)
     with torch.no_grad():
@@ -345,7 +351,7 @@ def train(found: Any, pt: Any, side: Any, weights: Any, settings: Settings, batc
     ratios = [a / b for a, b in zip(apart, weight_bound, strict=True)]
     worst = int(np.argmax(ratios)) if ratios else 0
     if losses.max() <= bound and max(ratios, default=0.0) <= 1.0:
-        found.certificate = Certificate(
+        outcome.certificate = Certificate(
             count, float(losses.max()), bound, apart[worst], weight_bound[worst]
         )
         return
@@ -354,7 +360,7 @@ def train(found: Any, pt: Any, side: Any, weights: Any, settings: Settings, batc
     names = ("", "") if losses.max() > bound else pair.layers
     size = float(losses.max()) if losses.max() > bound else apart[worst]
     limit = bound if losses.max() > bound else weight_bound[worst]
-    found.findings.append(Finding("steps", *names, size, limit, before))
+    outcome.findings.append(Finding("steps", *names, size, limit, before))
 
 
 def _train_pytorch(

@@ -50,7 +50,7 @@ def layouts(ours: np.ndarray, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
 
 
 def turned_as(example: np.ndarray, theirs: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """What brings arrays of PyTorch to the layout in which an example is closest to TensorFlow's."""
+    """What brings arrays to the layout in which an example is closest to TensorFlow's."""
     sizes = []
     for rank, turn in TURNS:
         if example.ndim >= rank and example.size == theirs.size:

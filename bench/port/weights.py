@@ -199,7 +199,7 @@ def _plain(name: str) -> str:
 def pytorch_units(model: nn.Module) -> Iterator[Unit]:
     """A model's layers that have weights."""
     for name, module in model.named_modules():
-        held = {n: p for n, p in module.named_parameters(recurse=False)}
+        held = dict(module.named_parameters(recurse=False))
         at = f"{name}." if name else ""
         names = {n: (f"{at}{n}",) for n in held}
         if isinstance(module, nn.RNNBase):

@@ -16,7 +16,7 @@ BOUND = 1e-4  # relative to what the step changed
 MOST_BIAS = 0.01
 
 
-def compare(found: Any, pt: Any, tf: Any, weights: Any, both: Any) -> dict[str, float]:
+def compare(outcome: Any, pt: Any, tf: Any, weights: Any, both: Any) -> dict[str, float]:
     """Add findings. Returns Keras's share of the new value, in PyTorch's words, by module."""
     calls = {event.layer: event for event in both.pt.events if event.name == "batch_norm"}
     momenta, notes, count = {}, {}, 0
@@ -40,19 +40,19 @@ def compare(found: Any, pt: Any, tf: Any, weights: Any, both: Any) -> dict[str, 
             notes[pair.pt.name] = 1 / (len(x) - 1)
             continue
         group = (key, share)
-        for place, finding in enumerate(found.findings):
+        for place, finding in enumerate(outcome.findings):
             if finding.step == "statistics" and finding.cause == key:
-                found.findings[place] = replace(finding, places=finding.places + 1)
+                outcome.findings[place] = replace(finding, places=finding.places + 1)
                 break
         else:
-            found.findings.append(_finding(pair, size, *group, module.momentum, count))
+            outcome.findings.append(_finding(pair, size, *group, module.momentum, count))
     if notes:
-        found.notes.append(
+        outcome.notes.append(
             "PyTorch keeps the unbiased running variance, Keras the biased one: apart by up to "
             f"{max(notes.values()):.1%} here"
         )
-    elif count and not any(f.step == "statistics" for f in found.findings):
-        found.equal.append("running statistics after one training step")
+    elif count and not any(f.step == "statistics" for f in outcome.findings):
+        outcome.equal.append("running statistics after one training step")
     return momenta
 
 
