@@ -28,7 +28,7 @@ from bench.record import FRAMEWORKS
 from bench.report import parsers
 from shared.health import Facts
 
-LIMIT_S = 29.0
+LIMIT_S = 28.0
 SHARES = {2: 0.6, 1: 0.9}  # of what is left, where so many frameworks are still to be asked
 BY_DEFAULT = {
     "pt": "PyTorch runs eagerly unless torch.compile is called",
