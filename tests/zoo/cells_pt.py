@@ -32,7 +32,8 @@ BATCH, STEPS = 8, 2
 
 
 def call(model: nn.Module, x):
-    """A tuple as positional arguments, a dict as named ones."""
+    """A tuple as positional arguments, a dict as named ones; a copy, which the model may change."""
+    x = tree_map(torch.clone, x)
     if isinstance(x, dict):
         return model(**x)
     return model(*x) if isinstance(x, tuple) else model(x)
@@ -118,12 +119,17 @@ class Applied:
 
     def __init__(self, foreign: Foreign):
         self.foreign, self.name = foreign, foreign.name
-        self.x, self.y = foreign.inputs(BATCH), foreign.labels(BATCH)
+        self.y = foreign.labels(BATCH)
         self.loss_fn = loss_of(foreign)
         self.given: list[nn.Module] = []
         self.start = state(foreign.build())
         self.folder = Path()
         self._plain: dict[str, tuple] = {}
+
+    @property
+    def x(self):
+        """The inputs, anew each time: a model may change them."""
+        return self.foreign.inputs(BATCH)
 
     def model(self) -> nn.Module:
         """A fresh one, which a refusal has to leave as it is."""
@@ -196,6 +202,8 @@ class Applied:
                     scale = most.clamp(min=1e-12).view(-1, *[1] * (parameter.ndim - 1))
                     parameter.copy_((parameter / scale).round() * scale)
         for module in model.modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue  # it takes no hook, and is refused by what quantizes activations
             if activations and not [*module.children()]:
                 module.register_forward_hook(lambda *called: tree_map(_to_8_bits, called[-1]))
         return apart(parts(logits_of(predict(model, self.x))), self.logits)
@@ -334,7 +342,7 @@ def gradient_accumulation(technique, a: Applied, cell: Cell) -> dict[str, Callab
         step = technique.make_train_step(model, sgd(model), a.loss_fn, micro_batches=2)
         a.trains(cell, step, model, a.plain(*NO_DROPOUT))
 
-    return {"1 part": one} | ({} if "batchnorm" in a.foreign.traits else {"2 parts": two})
+    return {"1 part": one} | ({} if a.foreign.sees_the_batch else {"2 parts": two})
 
 
 def accumulated_statistics(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
@@ -350,7 +358,7 @@ def accumulated_statistics(technique, a: Applied, cell: Cell) -> dict[str, Calla
         step = technique.make_train_step(model, sgd(model), a.loss_fn, micro_batches=2)
         a.trains(cell, step, model, a.plain(*NO_DROPOUT))
 
-    return {"1 part": one} | ({} if "batchnorm" in a.foreign.traits else {"2 parts": two})
+    return {"1 part": one} | ({} if a.foreign.sees_the_batch else {"2 parts": two})
 
 
 def gradient_clipping(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
@@ -422,7 +430,7 @@ def optimizer_implementations(technique, a: Applied, cell: Cell) -> dict[str, Ca
         model, plain = a.model(), a.foreign.build()
         torch.manual_seed(7)
         a.loss_fn(call(plain.train(), a.x), a.y).backward()
-        gradients = [p.grad.clone() for p in plain.parameters()]
+        gradients = [None if p.grad is None else p.grad.clone() for p in plain.parameters()]
         optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01)
         before = state(model)
         ours = make(model, learning_rate=0.01)
@@ -463,7 +471,7 @@ def stacking(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
         step = technique.make_train_step(model, sgd(model), a.loss_fn, micro_batches=2)
         a.trains(cell, step, model, a.plain(*NO_DROPOUT))
 
-    return {"defaults": defaults} | ({} if "batchnorm" in a.foreign.traits else {"2 parts": two})
+    return {"defaults": defaults} | ({} if a.foreign.sees_the_batch else {"2 parts": two})
 
 
 # Compression ------------------------------------------------------------------------------------

@@ -340,7 +340,7 @@ def gradient_accumulation(technique, a: Applied, cell: Cell) -> dict[str, Callab
         step = technique.make_train_step(model, sgd(), a.loss_fn, micro_batches=2)
         a.trains(cell, step, model, a.plain(*NO_DROPOUT))
 
-    return {"1 part": one} | ({} if "batchnorm" in a.foreign.traits else {"2 parts": two})
+    return {"1 part": one} | ({} if a.foreign.sees_the_batch else {"2 parts": two})
 
 
 def accumulated_statistics(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
@@ -356,7 +356,7 @@ def accumulated_statistics(technique, a: Applied, cell: Cell) -> dict[str, Calla
         step = technique.make_train_step(model, sgd(), a.loss_fn, micro_batches=2)
         a.trains(cell, step, model, a.plain(*NO_DROPOUT))
 
-    return {"1 part": one} | ({} if "batchnorm" in a.foreign.traits else {"2 parts": two})
+    return {"1 part": one} | ({} if a.foreign.sees_the_batch else {"2 parts": two})
 
 
 def gradient_clipping(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
@@ -433,7 +433,7 @@ def optimizer_implementations(technique, a: Applied, cell: Cell) -> dict[str, Ca
             loss = a.loss_fn(call(plain, a.x, True), a.y)
         gradients = tape.gradient(loss, plain.trainable_variables)
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        before = [variable.numpy() for variable in plain.trainable_variables]
+        before = [variable.numpy() for variable in model.trainable_variables]
         optimizer = make(model, learning_rate=0.01)
         for _ in range(STEPS):
             optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
@@ -488,7 +488,7 @@ def stacking(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
         step = technique.make_train_step(model, sgd(), a.loss_fn, micro_batches=2)
         a.trains(cell, step, model, a.plain(*NO_DROPOUT))
 
-    return {"defaults": defaults} | ({} if "batchnorm" in a.foreign.traits else {"2 parts": two})
+    return {"defaults": defaults} | ({} if a.foreign.sees_the_batch else {"2 parts": two})
 
 
 # Compression ------------------------------------------------------------------------------------
@@ -666,7 +666,7 @@ def feature_distillation(technique, a: Applied, cell: Cell) -> dict[str, Callabl
         )
         cell.near("loss", np.float32(step(a.x, a.y)), np.float32(wanted), a.rounding.of_losses)
 
-    return {"no weight": none} | ({} if "batchnorm" in a.foreign.traits else {"features": features})
+    return {"no weight": none} | ({} if a.foreign.sees_the_batch else {"features": features})
 
 
 def post_training_quantization(technique, a: Applied, cell: Cell) -> dict[str, Callable]:

@@ -31,7 +31,21 @@ TRAITS = {
     "subclassed": "a model that only its own code describes",
     "top-level list": "blocks in a list at the top of the model",
     "batchnorm": "batch normalisation",
+    "spectral": "spectral normalisation",
+    "assigned state": "a state that a layer changes and then reads",
+    "len": "a forward that asks for `len(x)`",
+    "torchscript": "a block of TorchScript",
+    "bags": "bags of embeddings (`nn.EmbeddingBag`)",
+    "untaken head": "a head that the example does not take",
+    "inputs in place": "inputs that the model changes in place",
+    "loss of model": "a loss that reads its model",
+    "lookup": "looked up words, and bins of numbers",
+    "activity": "a regulariser of what a layer gives",
+    "conv lstm": "convolutional LSTM",
+    "ctc": "a layer that adds CTC's loss",
 }
+# With these, two halves of a batch do not train as the whole does.
+SEES_THE_BATCH = {"batchnorm", "spectral", "assigned state"}
 
 
 @dataclass(frozen=True)
@@ -53,6 +67,11 @@ class Foreign:
     layer: str
     cut: str = ""
     pairs: str = ""
+
+    @property
+    def sees_the_batch(self) -> bool:
+        """Whether training depends on how a batch is cut."""
+        return bool(SEES_THE_BATCH & {*self.traits})
 
     def __post_init__(self) -> None:
         if unknown := set(self.traits) - TRAITS.keys():

@@ -20,6 +20,7 @@ import torchvision
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from pt_impl.kit.user_model import UserModel
 from tests.zoo.foreign import Foreign
 
 CLASSES = 6
@@ -386,6 +387,118 @@ class ElevenHeads(nn.Module):
         return tuple(head(x) for head in self.heads)
 
 
+# What few models have, each with one such trait -------------------------------------------------
+
+
+class Critic(nn.Module):
+    """Spectral normalisation, whose vectors follow each pass of training."""
+
+    def __init__(self):
+        super().__init__()
+        norm = nn.utils.parametrizations.spectral_norm
+        self.first, self.second = norm(nn.Conv2d(3, 8, 3, 2)), norm(nn.Conv2d(8, 16, 3, 2))
+        self.head = nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, 3, h, w) -> (n, classes)."""
+        return self.head(self.second(self.first(x).relu()).relu().mean((2, 3)))
+
+
+class Centre(nn.Module):
+    """Subtracts a moving mean that it has updated before, as the head of DINO does."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, width) -> (n, width)."""
+        if self.training:
+            self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return torch.tanh(x - self.mean)
+
+
+class Centred(nn.Sequential):
+    """A head that is centred."""
+
+    def __init__(self):
+        parts = {"first": nn.Linear(8, 16), "centre": Centre(16), "head": nn.Linear(16, CLASSES)}
+        super().__init__(OrderedDict(parts))
+
+
+class Around(nn.Module):
+    """Holds layers that were compiled to TorchScript."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside = torch.jit.script(nn.Sequential(nn.Linear(8, 32), nn.ReLU()))
+        self.after = nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, 8) -> (n, 16)."""
+        return self.after(self.inside(x)).relu()
+
+
+class Scripted(nn.Sequential):
+    """A block of TorchScript within a model that is none."""
+
+    def __init__(self):
+        super().__init__(OrderedDict(around=Around(), head=nn.Linear(16, CLASSES)))
+
+
+class Bags(nn.Module):
+    """The mean of the vectors of codes."""
+
+    def __init__(self):
+        super().__init__()
+        self.bag = nn.EmbeddingBag(VOCABULARY, 32, mode="mean")
+        self.hidden, self.head = nn.Linear(32, 32), nn.Linear(32, CLASSES)
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """(n, t) -> (n, classes)."""
+        return self.head(self.hidden(self.bag(codes)).relu())
+
+
+class Tasks(nn.Module):
+    """Two heads, of which a call takes one."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU())
+        self.classes, self.boxes = nn.Linear(32, CLASSES), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor, task: str = "classes") -> Tensor:
+        """(n, 8) -> (n, classes), or for another task (n, 4)."""
+        x = self.trunk(x)
+        return self.classes(x) if task == "classes" else self.boxes(x)
+
+
+class InPlace(nn.Module):
+    """Normalises its input where it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.head = nn.Linear(8, 32), nn.Linear(32, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, 8) -> (n, classes)."""
+        return self.head(self.hidden(x.sub_(0.1).mul_(1.5)).relu())
+
+
+def penalised() -> tuple[nn.Module, Callable]:
+    """A model with its loss, which has a penalty of the model's weights."""
+    hidden, head = nn.Linear(8, 32), nn.Linear(32, CLASSES)
+    model = nn.Sequential(OrderedDict(hidden=hidden, bend=nn.ReLU(), head=head))
+
+    def loss_fn(output, y: Tensor) -> Tensor:
+        return cross_entropy(output, y) + 0.1 * model.hidden.weight.square().sum()
+
+    return model, loss_fn
+
+
+PENALISED = UserModel(penalised)  # which hands each model its loss, as in a user's file
+
+
 # What they are fed with, and what their outputs are worth ---------------------------------------
 
 
@@ -448,6 +561,8 @@ def many_losses(output, y: Tensor) -> Tensor:
 
 def loss_of(model: Foreign) -> Callable:
     """The loss that a model of the zoo trains with: `loss_fn(output, y)`."""
+    if "loss of model" in model.traits:
+        return PENALISED.loss
     return many_losses if {"tuple outputs", "dict outputs"} & {*model.traits} else cross_entropy
 
 
@@ -545,8 +660,8 @@ def _zoo() -> dict[str, Foreign]:
         ("lstm_language", LSTMLanguage, _codes, text, "lstm tied dropout", "lstm", "embedding",
          ""),
         ("bilstm", BiLSTM, _vectors(LENGTH, 8), label, "lstm", "hidden", "hidden", "hidden"),
-        ("encoder", Encoder, _vectors(LENGTH, 16), label, "encoder attention gelu dropout residual",
-         "encoder.layers.*", "encoder", "encoder.layers.1"),
+        ("encoder", Encoder, _vectors(LENGTH, 16), label, "encoder attention gelu dropout residual"
+         " len", "encoder.layers.*", "encoder", "encoder.layers.1"),
         ("bert", Bert, _bert_inputs, label, "attention gelu dropout residual dict_inputs"
          " dataclass_outputs", "layer.*", "pooler", "layer.1"),
         ("gpt2", GPT2, _gpt2_inputs, text, "attention tied dropout residual dict_inputs"
@@ -570,6 +685,13 @@ def _zoo() -> dict[str, Foreign]:
         ("densenet", _densenet, images, label, "images concatenated batchnorm",
          "features.denseblock*",
          "features.norm5", "features.transition1"),
+        ("critic", Critic, images, label, "images spectral", "first,second", "second", ""),
+        ("centred", Centred, _vectors(8), label, "assigned_state", "centre", "centre", ""),
+        ("scripted", Scripted, _vectors(8), label, "torchscript", "around", "around", ""),
+        ("bags", Bags, _codes, label, "bags", "hidden", "hidden", ""),
+        ("tasks", Tasks, _vectors(8), label, "untaken_head", "trunk", "trunk", ""),
+        ("in_place", InPlace, _vectors(8), label, "inputs_in_place", "hidden", "hidden", ""),
+        ("penalised", PENALISED.build, _vectors(8), label, "loss_of_model", "hidden", "hidden", ""),
     ]  # fmt: skip
     found = {}
     for name, make, inputs, labels, traits, blocks, layer, cut in rows:

@@ -310,6 +310,82 @@ def eleven_heads() -> Model:
     return Model(vector, [layers.Dense(CLASSES, name=f"head_{n}")(x) for n in range(11)])
 
 
+# What few models have, each with one such trait -------------------------------------------------
+
+
+def critic() -> Model:
+    """Spectral normalisation, which changes the weight in each pass of training."""
+    norm = layers.SpectralNormalization
+    parts = norm(layers.Dense(32, "relu"), name="first"), norm(layers.Dense(16), name="second")
+    return Sequential([Input((8,)), *parts, layers.ReLU(), layers.Dense(CLASSES)])
+
+
+class Centre(layers.Layer):
+    """Subtracts a moving mean that it has updated before, as the head of DINO does."""
+
+    def build(self, shape):
+        """Begin with a mean of zero."""
+        settings = {"initializer": "zeros", "trainable": False, "name": "mean"}
+        self.mean = self.add_weight(shape=shape[-1:], **settings)
+
+    def call(self, x, training=None):
+        """(n, width) -> (n, width)."""
+        if training:
+            self.mean.assign(0.9 * self.mean + 0.1 * ops.mean(x, 0))
+        return ops.tanh(x - self.mean)
+
+
+def centred() -> Model:
+    """A head that is centred."""
+    parts = layers.Dense(16, name="first"), Centre(name="centre"), layers.Dense(CLASSES)
+    return Sequential([Input((8,)), *parts])
+
+
+def lookups() -> Model:
+    """Identifiers and numbers, whose places in a vocabulary and among bins have vectors."""
+    number, identifier = Input((1,), name="number"), Input((1,), dtype="int64", name="identifier")
+    words = layers.IntegerLookup(vocabulary=[3, 5, 8, 13, 21], name="words")(identifier)
+    bins = layers.Discretization(bin_boundaries=[-1.0, 0.0, 1.0], name="bins")(number)
+    vectors = [layers.Flatten()(layers.Embedding(8, 8)(codes)) for codes in (words, bins)]
+    hidden = layers.Dense(16, "relu", name="hidden")(layers.Concatenate(name="both")(vectors))
+    return Model({"number": number, "identifier": identifier}, layers.Dense(CLASSES)(hidden))
+
+
+def active() -> Model:
+    """A layer that is held back by what it gives."""
+    regularizer = regularizers.L2(1e-2)
+    wide = layers.Dense(32, "relu", activity_regularizer=regularizer, name="wide")
+    return Sequential(
+        [Input((8,)), wide, layers.Dense(16, "relu", name="hidden"), layers.Dense(CLASSES)]
+    )
+
+
+def conv_lstm() -> Model:
+    """A recurrent layer over images."""
+    memory = layers.ConvLSTM2D(6, 3, name="memory")
+    pool = layers.GlobalAveragePooling2D(name="pool")
+    return Sequential([Input((4, 10, 10, 2)), memory, pool, layers.Dense(CLASSES)])
+
+
+class CTC(layers.Layer):
+    """Adds CTC's loss of the labels that the model is given."""
+
+    def call(self, labels, logits):
+        """Labels (n, 4) and logits (n, t, classes) -> these logits."""
+        count = ops.shape(logits)[0]
+        lengths = ops.full((count,), 4, dtype="int32"), ops.full((count,), LENGTH, dtype="int32")
+        self.add_loss(0.1 * ops.mean(ops.ctc_loss(labels, logits, *lengths)))
+        return logits
+
+
+def speech() -> Model:
+    """Vectors over time and what they say, both as inputs, as in Keras's tutorial."""
+    vectors, labels = Input((LENGTH, 8), name="x"), Input((4,), dtype="int32", name="labels")
+    hidden = layers.Dense(16, "relu", name="hidden")(vectors)
+    logits = layers.Dense(CLASSES, name="logits")(hidden)
+    return Model({"x": vectors, "labels": labels}, CTC(name="ctc")(labels, logits))
+
+
 # What they are fed with, and what their outputs are worth ---------------------------------------
 
 
@@ -352,6 +428,16 @@ def _bert_inputs(n: int, seed: int = 0) -> dict[str, tf.Tensor]:
 
 def _gpt_inputs(n: int, seed: int = 0) -> dict[str, tf.Tensor]:
     return {"token_ids": _codes(n, seed)}
+
+
+def _identified(n: int, seed: int = 0) -> dict[str, tf.Tensor]:
+    identifier = tf.constant(_random(seed).choice([3, 5, 8, 13, 21, 34], (n, 1)), tf.int64)
+    return {"number": _vectors(1)(n, seed), "identifier": identifier}
+
+
+def _spoken(n: int, seed: int = 0) -> dict[str, tf.Tensor]:
+    labels = tf.constant(_random(seed).integers(1, CLASSES, (n, 4)), tf.int32)
+    return {"x": _vectors(LENGTH, 8)(n, seed), "labels": labels}
 
 
 def _pair(n: int, seed: int = 0) -> tuple[tf.Tensor, tf.Tensor]:
@@ -490,6 +576,15 @@ def _zoo() -> dict[str, Foreign]:
         ("DenseNet121", _application("DenseNet121"), _images, label,
          "images concatenated batchnorm",
          "conv3_block2,conv3_block3", "pool4_conv", "pool4_bn", ""),
+        ("critic", critic, _vectors(8), label, "spectral", "first", "second", "", ""),
+        ("centred", centred, _vectors(8), label, "assigned_state", "centre", "centre", "", ""),
+        ("lookups", lookups, _identified, label, "lookup dict_inputs concatenated", "hidden",
+         "hidden", "", ""),
+        ("active", active, _vectors(8), label, "activity", "wide", "hidden", "", ""),
+        ("conv_lstm", conv_lstm, _vectors(4, 10, 10, 2), label, "conv_lstm", "memory", "pool", "",
+         ""),
+        ("speech", speech, _spoken, _classes(LENGTH), "ctc dict_inputs", "hidden", "hidden", "",
+         ""),
     ]  # fmt: skip
     found = {}
     for name, make, inputs, labels, traits, blocks, layer, cut, pairs in rows:
