@@ -187,15 +187,15 @@ def _of_counts(difference: Difference, kind: str) -> str:
 # Words -------------------------------------------------------------------------------------------
 
 
-def sentence(difference: Difference, found: list[Cause] | None = None) -> str:
+def sentence(difference: Difference, named: list[Cause] | None = None) -> str:
     """One sentence: how much more or less, and what makes most of it."""
-    found = causes(difference) if found is None else found
+    named = causes(difference) if named is None else named
     a, b = difference.a.name, difference.b.name
     if difference.is_noise:
         return f"{a} and {b} take the same time, within what equal programs differ by"
     seconds = difference.seconds
     more = "more" if seconds > 0 else "less"
-    told = [_part(one, seconds) for one in found]
+    told = [_part(one, seconds) for one in named]
     head = f"{a} takes {milliseconds(abs(seconds))} ms {more} than {b}"
     return f"{head}: {', '.join(told)}" if told else f"{head}, in many small parts"
 

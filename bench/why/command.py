@@ -48,14 +48,14 @@ def main(arguments: list[str] | None = None) -> int:
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             pair = _pair(given, folder)
-            difference, found = explained(pair, given)
+            difference, named = explained(pair, given)
     except (ValueError, BadFile) as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2
     if given.json:
-        print(json.dumps(as_json(difference, found)))
+        print(json.dumps(as_json(difference, named)))
     else:
-        print("\n".join(text(difference, found)))
+        print("\n".join(text(difference, named)))
     return 0
 
 
@@ -181,22 +181,22 @@ def explained(
             with_libraries(one.side(), calls) for one, calls in zip((a, b), known, strict=True)
         ]
         difference = compare(*sides)
-        found = causes(difference)
+        named = causes(difference)
         _say("testing what was found")
-        found = experiments.tested(found, difference, a, b)
+        named = experiments.tested(named, difference, a, b)
     if given.thorough:
-        found = experiments.thorough(found, difference, *pair)
-    return difference, found
+        named = experiments.thorough(named, difference, *pair)
+    return difference, named
 
 
 # Words -------------------------------------------------------------------------------------------
 
 
-def text(difference: Difference, found: list[Cause]) -> list[str]:
+def text(difference: Difference, named: list[Cause]) -> list[str]:
     """The sentence, what was tested, and both tables."""
     a, b = difference.a, difference.b
-    lines = [sentence(difference, found) + "."]
-    for one in found:
+    lines = [sentence(difference, named) + "."]
+    for one in named:
         if one.evidence:
             lines.append(f"  {one.kind}: {one.status}; {one.evidence}")
         elif one.status != MEASURED:
@@ -249,14 +249,14 @@ def _products(difference: Difference) -> list[str]:
     return rows
 
 
-def as_json(difference: Difference, found: list[Cause]) -> dict:
+def as_json(difference: Difference, named: list[Cause]) -> dict:
     """The same for other programs."""
     return {
-        "sentence": sentence(difference, found),
+        "sentence": sentence(difference, named),
         "seconds": difference.seconds,
         "interval": difference.interval,
         "is_noise": difference.is_noise,
-        "causes": [asdict(one) for one in found],
+        "causes": [asdict(one) for one in named],
         "kinds": [asdict(one) for one in difference.kinds],
         "layers": [asdict(one) for one in difference.layers],
         "a": msgspec.to_builtins(difference.a),

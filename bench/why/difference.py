@@ -119,8 +119,8 @@ def common(layer: str, ours: list[str], others: list[str]) -> str:
 
 
 def _with_prefixes(names: list[str]) -> set[str]:
-    found = set(names)
+    every = set(names)
     for name in names:
         while name := name.rpartition(".")[0]:
-            found.add(name)
-    return found
+            every.add(name)
+    return every

@@ -25,9 +25,9 @@ LIMITED = {"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default"}
 LIMITED |= {"MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
 
 
-def tested(found: list[Cause], difference: Difference, a: Running, b: Running) -> list[Cause]:
+def tested(named: list[Cause], difference: Difference, a: Running, b: Running) -> list[Cause]:
     """The causes after the experiments of the running processes."""
-    return [_tested(one, difference, a, b) for one in found]
+    return [_tested(one, difference, a, b) for one in named]
 
 
 def _tested(cause: Cause, difference: Difference, a: Running, b: Running) -> Cause:
@@ -75,9 +75,9 @@ def on_one_thread(
     return cause.judged(borne, told)
 
 
-def thorough(found: list[Cause], difference: Difference, a: Request, b: Request) -> list[Cause]:
+def thorough(named: list[Cause], difference: Difference, a: Request, b: Request) -> list[Cause]:
     """The causes after experiments in new processes."""
-    return [_changed(one, difference, a, b) for one in found]
+    return [_changed(one, difference, a, b) for one in named]
 
 
 def _changed(cause: Cause, difference: Difference, a: Request, b: Request) -> Cause:

@@ -35,15 +35,15 @@ class Calls:
 def read(lines: Iterable[str]) -> Calls:
     """What the lines tell."""
     lines = list(lines)
-    found: dict[str, dict[tuple[int, ...], Counter]] = defaultdict(lambda: defaultdict(Counter))
+    seen: dict[str, dict[tuple[int, ...], Counter]] = defaultdict(lambda: defaultdict(Counter))
     for line in lines:
         if told := _mkl(line) or _onednn(line):
             kind, shape, library, seconds = told
-            found[kind][shape][library] += seconds
-            found[kind][ANY][library] += seconds
+            seen[kind][shape][library] += seconds
+            seen[kind][ANY][library] += seconds
     of = {
         kind: {shape: seconds.most_common(1)[0][0] for shape, seconds in shapes.items()}
-        for kind, shapes in found.items()
+        for kind, shapes in seen.items()
     }
     return Calls(of, _reorder_share(lines))
 
@@ -55,11 +55,11 @@ def with_libraries(side: m.Side, known: Calls) -> m.Side:
     call has a product's shape, it is the library of most calls, and where there are no calls, it
     is the framework's own loops, or Eigen.
     """
-    own = "Eigen" if side.framework == "tf" else "PyTorch's own loops"
+    loops = "Eigen" if side.framework == "tf" else "PyTorch's own loops"
 
     def library(one: m.Product) -> str:
         calls = known.of.get(kinds.PRODUCTS if one.kind == kinds.ATTENTION else one.kind, {})
-        return calls.get(tuple(sorted(one.shape)), calls.get(ANY, own))
+        return calls.get(tuple(sorted(one.shape)), calls.get(ANY, loops))
 
     products = [m.replaced(p, library=library(p)) for p in side.products]
     pieces = [part for piece in side.pieces for part in _divided(piece, known.reorders)]

@@ -21,6 +21,7 @@ import numpy as np
 
 from bench.why import measured as m
 from bench.why.sweep import sweep, without_profiler
+from shared import step_events as kinds
 from shared.cgroups import usable_threads
 from shared.profiles import endless, in_order
 
@@ -29,6 +30,7 @@ ROUND_S, LEAST_STEPS, MOST_STEPS = 0.3, 2, 100  # of a round
 PROFILED_ROUNDS, MOST_PROFILED = 5, 20  # as long as so many rounds; steps at most
 PAGES = 2000  # that are touched to see what a fault costs
 FLUSHED_STEPS = 3
+ALONE_S = 0.3
 
 
 class Program:
@@ -47,6 +49,7 @@ class Program:
         self.round_s = round_s
         self.name, self.impl, self.step, self.model = name, impl, step, model
         self.framework = impl.__name__.removesuffix("_impl")
+        self._kit = importlib.import_module(f"{impl.__name__}.kit.step_events")
         self.batches: Iterator = endless(batches)
         self.rounds: list[float] = []
         self._taken: list[tuple[float, int]] = []  # seconds, and graphs that were made meanwhile
@@ -93,11 +96,10 @@ class Program:
 
     def side(self) -> m.Side:
         """All that was measured, with a profile that is taken now."""
-        events = importlib.import_module(f"{self.impl.__name__}.kit.step_events")
         count = max(
             2, min(MOST_PROFILED, math.ceil(PROFILED_ROUNDS * self.round_s / median(self.rounds)))
         )
-        seen, steps, taken = events.profile(self.step, self.batches, count=count, model=self.model)
+        seen, steps, taken = self._kit.profile(self.step, self.batches, self.model, count=count)
         swept = sweep(seen, steps, taken)
         profiled = fmean(one.waiting + one.step for one in taken)
         return m.Side(
@@ -105,11 +107,24 @@ class Program:
             framework=self.framework,
             rounds=self.rounds,
             profiled=profiled,
-            pieces=without_profiler(swept.pieces, median(self.rounds), profiled),
+            pieces=self._pieces(swept.pieces, profiled),
             products=swept.products,
-            layers=events.layers(self.model),
+            layers=self._kit.layers(self.model),
             facts=self._facts({one.dtype for one in swept.products} | {"float32"}),
         )
+
+    def product(self, shape: tuple[int, int, int], dtype: str) -> float:
+        """Seconds of a product by itself."""
+        return product_alone(self._kit, shape, dtype)
+
+    def _pieces(self, pieces: list[m.Piece], profiled: float) -> list[m.Piece]:
+        """Without the profiler's cost. Where each step compiles, so does what is dispatched."""
+        pieces = without_profiler(pieces, median(self.rounds), profiled)
+        if not all(graphs for _, graphs in self._taken):
+            return pieces
+        again = {"kind": kinds.RECOMPILATION, "layer": "", "phase": ""}
+        between = (kinds.DISPATCH, kinds.WAITING)
+        return [m.replaced(one, **again) if one.kind in between else one for one in pieces]
 
     def _timed(self) -> None:
         start, before = time.perf_counter(), self._graphs()
@@ -126,8 +141,7 @@ class Program:
         cpu, system, delayed, faults = (one / whole * median(self.rounds) for one in used)
         usual = [seconds for seconds, graphs in self._taken if not graphs]
         compiled = [seconds for seconds, graphs in self._taken if graphs]
-        typical = median(usual) if usual else min(compiled)
-        more = sum(max(0.0, seconds - typical) for seconds in compiled)
+        more = sum(max(0.0, seconds - median(usual)) for seconds in compiled) if usual else 0.0
         runtime = self.impl.kit.runtime
         peaks = {}
         for dtype in sorted(dtypes & {"float32", "bfloat16", "float16", "float64"}):
@@ -135,7 +149,7 @@ class Program:
             size = 1024 if dtype in ("float32", "float64") else 256
             peaks[dtype] = runtime.matmul_flops(size=size, dtype=dtype, seconds=self.round_s)
         return m.Facts(
-            threads=threads_of(self.framework),
+            threads=self._kit.threads(),
             processors=usable_threads(),
             cpu_s=cpu,
             system_s=system,
@@ -151,13 +165,8 @@ class Program:
 
     def _denormal(self) -> float:
         """The share of denormal numbers among the weights in float32."""
-        if self.model is None:
-            return 0.0
-        if hasattr(self.model, "get_weights"):
-            weights = self.model.get_weights()
-        else:
-            weights = [one.detach().float().cpu().numpy() for one in self.model.parameters()]
-        sizes = [np.abs(value) for value in weights if value.dtype == np.float32]
+        weights = [one for one in self._kit.weights(self.model) if one.dtype == np.float32]
+        sizes = [np.abs(one) for one in weights]
         smallest = np.finfo(np.float32).tiny
         denormal = sum(int(((size > 0) & (size < smallest)).sum()) for size in sizes)
         return denormal / (sum(size.size for size in sizes) or 1)
@@ -167,25 +176,15 @@ class Program:
 
         None where the framework flushes them anyway.
         """
-        if self.framework != "pt":
-            return None
-        torch = importlib.import_module("torch")
         seconds: dict[bool, list[float]] = {True: [], False: []}
         for _ in range(FLUSHED_STEPS):
             for flush in (False, True):
-                torch.set_flush_denormal(flush)
+                if not self._kit.flush_denormals(on=flush):
+                    return None
                 self._timed()
                 seconds[flush].append(self._taken.pop()[0])
-        torch.set_flush_denormal(False)
+        self._kit.flush_denormals(on=False)
         return min(seconds[True]) / min(seconds[False])
-
-
-def threads_of(framework: str) -> int:
-    """How many threads compute an operator."""
-    if framework == "pt":
-        return importlib.import_module("torch").get_num_threads()
-    config = importlib.import_module("tensorflow").config.threading
-    return config.get_intra_op_parallelism_threads() or usable_threads()
 
 
 def _delays() -> dict[str, float]:
@@ -199,7 +198,7 @@ def _delays() -> dict[str, float]:
 
 def seconds_of_a_fault() -> float:
     """What the first touch of a page of memory costs, the median of some."""
-    page, found = mmap.PAGESIZE, []
+    page, costs = mmap.PAGESIZE, []
     for _ in range(3):
         with contextlib.closing(mmap.mmap(-1, PAGES * page)) as memory:
             start = time.perf_counter()
@@ -209,8 +208,8 @@ def seconds_of_a_fault() -> float:
             start = time.perf_counter()
             for place in range(0, PAGES * page, page):
                 memory[place] = 1
-            found.append((fresh - (time.perf_counter() - start)) / PAGES)
-    return max(0.0, median(found))
+            costs.append((fresh - (time.perf_counter() - start)) / PAGES)
+    return max(0.0, median(costs))
 
 
 def alternately(programs: list[Program], *, rounds: int) -> list[m.Side]:
@@ -224,24 +223,9 @@ def alternately(programs: list[Program], *, rounds: int) -> list[m.Side]:
 # Products by themselves --------------------------------------------------------------------------
 
 
-def product_alone(impl: ModuleType, shape: tuple[int, int, int], dtype: str) -> float:
-    """Seconds of one product (m, k) @ (k, n), the fastest of those that fit into 0.3 s."""
+def product_alone(kit: ModuleType, shape: tuple[int, int, int], dtype: str) -> float:
+    """Seconds of one product (m, k) @ (k, n), the fastest of those that fit into `ALONE_S`."""
     rows, inner, columns = shape
     draw = np.random.default_rng(0).standard_normal
     a, b = (draw(size, dtype=np.float32) for size in ((rows, inner), (inner, columns)))
-    if impl.__name__ == "pt_impl":
-        torch = importlib.import_module("torch")
-        left, right = (torch.from_numpy(one).to(getattr(torch, dtype)) for one in (a, b))
-        multiply = torch.mm
-    else:
-        tf = importlib.import_module("tensorflow")
-        left, right = (tf.cast(tf.constant(one), dtype) for one in (a, b))
-        multiply = tf.function(tf.matmul)
-    multiply(left, right)
-    best, deadline = math.inf, time.perf_counter() + 0.3
-    while best == math.inf or time.perf_counter() < deadline:
-        start = time.perf_counter()
-        multiply(left, right)
-        impl.kit.runtime.synchronize()
-        best = min(best, time.perf_counter() - start)
-    return best
+    return kit.product_seconds(a, b, dtype=dtype, seconds=ALONE_S)

@@ -150,12 +150,12 @@ def _pieces(events: list[Event], steps: list, seconds: Counter) -> list[m.Piece]
 def _products(segments: list, events: list[Event], steps: list, count: int) -> list[m.Product]:
     """Products and convolutions by layer, shape and dtype."""
     begin, end = steps[0][1].start, steps[-1][1].end
-    found: dict[tuple, list[float]] = {}
+    sums: dict[tuple, list[float]] = {}
     for event in events:
         if event.product and begin <= event.start < end:
             shape, flops, dtype = event.product
             key = event.kind, event.layer, shape, dtype
-            so_far = found.setdefault(key, [0.0, 0.0, 0.0])
+            so_far = sums.setdefault(key, [0.0, 0.0, 0.0])
             for place, value in enumerate((1.0, event.end - event.start, flops)):
                 so_far[place] += value / count
     return [
@@ -165,5 +165,5 @@ def _products(segments: list, events: list[Event], steps: list, count: int) -> l
             seconds=seconds,
             flops=flops,
         )
-        for key, (calls, seconds, flops) in found.items()
+        for key, (calls, seconds, flops) in sums.items()
     ]

@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from pt_impl.kit import recorded_products
 from shared import step_events as kinds
-from shared.profiles import STEP, WAITING, Taken, run_steps
+from shared.profiles import STEP, WAITING, Taken, fastest, run_steps
 from shared.step_events import Event, Ready, Steps
 
 _LAYER = "layer "
@@ -32,7 +33,7 @@ _OPERANDS["_addmm_activation"] = (1, 2)
 
 
 def profile(
-    step: Callable, batches: Iterator, *, count: int, model: torch.nn.Module | None = None
+    step: Callable, batches: Iterator, model: torch.nn.Module | None, *, count: int
 ) -> tuple[list[Event], Steps, list[Taken]]:
     """The events of so many steps, the marks of these, and how long they took."""
     activities = [torch.profiler.ProfilerActivity.CPU]
@@ -56,6 +57,27 @@ def profile(
 def layers(model: torch.nn.Module | None) -> list[str]:
     """The names of the modules."""
     return [name for name, _ in model.named_modules() if name] if model else []
+
+
+def weights(model: torch.nn.Module | None) -> list[np.ndarray]:
+    """The parameters as arrays of float32."""
+    return [one.detach().float().cpu().numpy() for one in model.parameters()] if model else []
+
+
+def threads() -> int:
+    """How many threads compute an operator."""
+    return torch.get_num_threads()
+
+
+def flush_denormals(*, on: bool) -> bool:
+    """Have denormal numbers flushed to zero, or not; whether that can be chosen."""
+    return torch.set_flush_denormal(on)
+
+
+def product_seconds(a: np.ndarray, b: np.ndarray, *, dtype: str, seconds: float) -> float:
+    """The fastest of the products of two matrices in `dtype` that fit into so many seconds."""
+    left, right = (torch.from_numpy(one).to(getattr(torch, dtype)) for one in (a, b))
+    return fastest(lambda: torch.mm(left, right), seconds=seconds)
 
 
 def _events_of(trace: list[dict]) -> tuple[list[Event], Steps]:

@@ -21,11 +21,11 @@ class Attention(nn.Module):
         self.qkv, self.fused = nn.Linear(WIDTH, 3 * WIDTH), fused
 
     def forward(self, x):
-        q, k, v = (part.unsqueeze(1) for part in self.qkv(x).split(WIDTH, dim=-1))
+        q, k, v = (part[None] for part in self.qkv(x).split(WIDTH, dim=-1))
         if self.fused:
-            return F.scaled_dot_product_attention(q, k, v)[:, 0]
+            return F.scaled_dot_product_attention(q, k, v)[0]
         shares = torch.softmax(torch.matmul(q, k.transpose(-2, -1)) / WIDTH**0.5, dim=-1)
-        return torch.matmul(shares, v)[:, 0]
+        return torch.matmul(shares, v)[0]
 
 
 class Cast(nn.Module):
@@ -82,7 +82,7 @@ def batches(samples: int = SAMPLES) -> list:
     return [(x, torch.zeros(samples, dtype=torch.int64))]
 
 
-def train(built: nn.Module):
+def train(built):
     optimizer = torch.optim.SGD(built.parameters(), lr=1e-3)
     return training.make_train_step(built, optimizer, F.cross_entropy)
 

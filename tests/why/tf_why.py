@@ -64,8 +64,8 @@ def batches(samples: int = SAMPLES) -> list:
     return [(x, tf.zeros(samples, tf.int64))]
 
 
-def train(built: tf.keras.Model, optimizer=None):
-    optimizer = optimizer or tf.keras.optimizers.SGD(1e-3)
+def train(built):
+    optimizer = tf.keras.optimizers.SGD(1e-3)
     optimizer.build(built.trainable_variables)
     return training.make_train_step(built, optimizer, training.cross_entropy)
 

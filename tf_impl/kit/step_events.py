@@ -16,11 +16,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from shared import step_events as kinds
-from shared.profiles import STEP, WAITING, Taken, run_steps
+from shared.cgroups import usable_threads
+from shared.profiles import STEP, WAITING, Taken, fastest, run_steps
 from shared.step_events import Event, Ready, Steps
 from tf_impl.kit import graph_products
 
@@ -34,7 +36,7 @@ _ABOUT = ("id", "is_func", "eager_op")  # what has to be known of an event
 
 
 def profile(
-    step: Callable, batches: Iterator, *, count: int, model: Any = None
+    step: Callable, batches: Iterator, model: Any, *, count: int
 ) -> tuple[list[Event], Steps, list[Taken]]:
     """The events of so many steps, the marks of these, and how long they took."""
     with tempfile.TemporaryDirectory() as folder:
@@ -58,6 +60,28 @@ def profile(
 def layers(model: Any) -> list[str]:
     """The names of the layers."""
     return list(_classes(model))
+
+
+def weights(model: Any) -> list[np.ndarray]:
+    """The weights as arrays."""
+    return model.get_weights() if hasattr(model, "get_weights") else []
+
+
+def threads() -> int:
+    """How many threads compute an operator."""
+    return tf.config.threading.get_intra_op_parallelism_threads() or usable_threads()
+
+
+def flush_denormals(*, on: bool) -> bool:
+    """Whether it can be chosen that denormal numbers are flushed to zero: they always are."""
+    return False
+
+
+def product_seconds(a: np.ndarray, b: np.ndarray, *, dtype: str, seconds: float) -> float:
+    """The fastest of the products of two matrices in `dtype` that fit into so many seconds."""
+    left, right = (tf.cast(tf.constant(one), dtype) for one in (a, b))
+    multiply = tf.function(tf.matmul)
+    return fastest(lambda: multiply(left, right), seconds=seconds)
 
 
 def _classes(model: Any) -> dict[str, str]:
