@@ -25,6 +25,7 @@ from bench.record import DIFFERENT
 from bench.validation import attacked, controls_page, overhead, reproducibility
 from tests.docs.commands import PROJECTED
 from tests.docs.pages import ROOT
+from tests.port import public_pairs
 
 pytestmark = pytest.mark.timeout(240)
 CLIMBED = sorted(path.parent for path in ROOT.glob("docs/ladders/*/ladder.json"))
@@ -134,6 +135,12 @@ def test_the_page_of_differences_is_what_the_code_gives(tmp_path, monkeypatch, c
     assert "make it again with" in capsys.readouterr().err
     assert differences.main([]) == 0
     assert differences.main(["--check"]) == 0
+
+
+def test_the_part_on_public_pairs_is_what_their_record_gives():
+    """Make it again with: python -m tests.port.public_pairs --page."""
+    assert public_pairs.main(["--check"]) == 0
+    assert public_pairs.read().pairs
 
 
 def test_each_cause_of_a_port_is_explained_once():

@@ -27,7 +27,7 @@ from bench.harness.processes import ROOT
 from bench.port.causes import CATALOGUE
 from bench.port.report import STEPS
 from bench.report import parsers
-from bench.report.formatting import MISSING, number
+from bench.report.formatting import MISSING
 from bench.report.tables import markdown_table
 from bench.report.technique_tables import Table, of_words
 
@@ -121,10 +121,10 @@ def _overview(record: Pairs) -> Table:
         counts = " and ".join(f"{count / 1e6:.1f} M" for count in pair.parameters.values())
         named = sum(finding.verified for finding in pair.findings)
         steps = str(pair.certified_steps) if pair.certified_steps else MISSING
-        shown = [str(len(pair.findings)), str(named), steps, number(pair.seconds)]
+        shown = [str(len(pair.findings)), str(named), steps]
         rows.append([pair.title, counts, *shown])
     titles = ["pair", "parameters (PyTorch, TensorFlow)", "differences", "with a verified cause"]
-    titles += ["training steps certified equal", "seconds"]
+    titles += ["training steps certified equal"]
     return Table("", of_words(*titles), rows)
 
 
