@@ -121,10 +121,14 @@ _WITHIN = (ELEMENTWISE, REDUCTIONS, ATTENTION)
 
 def of_pytorch(name: str) -> str:
     """The kind of an operator of PyTorch, such as `aten::mm`."""
+    if "dynamo_timed" in name or name.startswith("TorchDynamo Cache Miss"):
+        return RECOMPILATION
     if "CompiledFxGraph" in name or name.startswith(("graph_", "cpp_fused")):
         return COMPILED
     if name.startswith(("autograd::", "torch::", "Torch", "## ", "layer ")):
         return DISPATCH
+    if "::" not in name and not name.startswith("detach"):
+        return DISPATCH  # a range, which marks what happens and computes nothing
     name = name.rpartition("::")[2]
     if "log_softmax" in name:
         return REDUCTIONS

@@ -23,6 +23,7 @@ from pathlib import Path
 import msgspec
 
 from bench import user_task
+from bench.harness import machine
 from bench.harness.plan import FRAMEWORKS, Case, CaseMessage, Technique, Variant, Workload
 from bench.harness.run_plan import techniques
 from bench.report import parsers
@@ -168,6 +169,7 @@ def explained(
     pair: tuple[Request, Request], given: argparse.Namespace
 ) -> tuple[Difference, list[Cause]]:
     """The difference of two sides, and its causes after the experiments."""
+    watch = machine.Watch()
     _say("which libraries compute")
     known = [used_libraries(request) for request in pair]
     with Running(pair[0]) as a, Running(pair[1]) as b:
@@ -182,6 +184,8 @@ def explained(
         ]
         difference = compare(*sides)
         named = causes(difference)
+        if busy := machine.busy(watch.stop().others):
+            _say(f"{busy}: end them, or figures scatter")
         _say("testing what was found")
         named = experiments.tested(named, difference, a, b)
     if given.thorough:

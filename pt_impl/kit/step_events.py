@@ -131,6 +131,8 @@ def _event(
         of_forward[number] = layer  # what needs no gradient has that of the next
     if phase == kinds.OPTIMIZER:
         kind = kinds.OPTIMIZER
+    elif above and above.kind == kinds.RECOMPILATION:
+        kind = kinds.RECOMPILATION
     elif above and above.kind == kinds.ATTENTION and kind != kinds.DISPATCH:
         kind = kinds.ATTENTION  # what it calls
     product = None if phase == kinds.OPTIMIZER else _product(raw)
