@@ -137,12 +137,10 @@ def _compare(outcome: Comparison, module: Any, pt: Any, tf: Any, batches: dict) 
         clock(step)
         if both is None:
             return
-        if step == "evaluation":
-            forward.precision(both)
         if len(outcome.findings) == before:
             outcome.equal.append(f"{words} ({both.size:.0e}, bound {both.bound:.0e})")
-        if step == "evaluation":
-            _precision(outcome, weights, both)
+            if step == "evaluation":
+                _precision(outcome, weights, both)
     outcome.say("comparing dropout")
     dropout.compare(outcome, pt, tf, weights, both)
     clock("dropout")

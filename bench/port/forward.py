@@ -82,23 +82,6 @@ class Forward:
         self.findings.append(self._unexplained(step, both))
         return None
 
-    def precision(self, both: Pass) -> None:
-        """Add a finding for the first layer that computes in float64 on one side only."""
-        for pair in self.weights.pairs:
-            event = self._event(both, pair)
-            call = next((c for c in both.tf.calls if c.name == pair.tf.name), None)
-            if event is None or call is None or not hasattr(call.out, "dtype"):
-                continue
-            wide = event.out.dtype == torch.float64, call.layer.compute_dtype == "float64"
-            if wide[0] == wide[1]:
-                continue
-            cause = CATALOGUE["float64"]
-            size = closest(numpy(event.out), numpy(call.out))
-            words = cause.key, True, cause.change_pt, cause.change_tf, cause.why
-            before = "all outputs, but for rounding"
-            self.findings.append(Finding("evaluation", *pair.layers, size, 0.0, before, *words))
-            return
-
     def compare(self, training: bool) -> Pass:
         """Run both once more."""
         return self._compared(self.tf.trace(training=training), self._bounds(training), training)

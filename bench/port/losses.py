@@ -113,7 +113,7 @@ def _draws(pt: Any, tf: Any, both: Any) -> list[Draw]:
 def _redrawn(before: np.ndarray, random: np.random.Generator) -> np.ndarray:
     after = before + random.standard_normal(before.shape) * max(before.std(), 0.1)
     if before.min() >= 0 and before.max() <= 1:  # probabilities
-        after = before * random.uniform(0.3, 1.0, before.shape)
+        after = before * random.uniform(0.05, 1.0, before.shape)
         for axis in (1, -1):
             if before.ndim > 1 and np.allclose(before.sum(axis), 1, atol=1e-4):
                 after = after / after.sum(axis, keepdims=True)
@@ -152,8 +152,7 @@ def _explained(draws: list[Draw], target: np.ndarray) -> tuple | None:
         with np.errstate(all="ignore"):
             values = [function(draw.after) - function(draw.before) for draw in draws]
         for side, formulas in enumerate(sides):
-            sizes = [_apart(v, d.changes[side]) for v, d in zip(values, draws, strict=True)]
-            if max(sizes) <= 1e-3:
+            if all(_is_change(v, d, side) for v, d in zip(values, draws, strict=True)):
                 formulas.append(formula)
     pairs = [(_differences(a, b), a, b) for a, b in product(*sides)]
     pairs = [entry for entry in pairs if entry[0]]
@@ -161,6 +160,12 @@ def _explained(draws: list[Draw], target: np.ndarray) -> tuple | None:
         return None
     differences, a, b = min(pairs, key=lambda entry: (len(entry[0]), _plainness(entry[1:])))
     return _named(differences, a, b)
+
+
+def _is_change(value: float, draw: Draw, side: int) -> bool:
+    """Whether a formula's change is a side's, but for the rounding of its losses."""
+    change, rounding = draw.changes[side], 2e-6 * abs(draw.whole[side])
+    return abs(value - change) <= 1e-3 * abs(change) + rounding
 
 
 def _plainness(formulas: tuple) -> int:
