@@ -93,6 +93,7 @@ COMMANDS = {
         ".venv/bin/twinbench try --example my_model.py",
         ".venv/bin/twinbench try my_model.py",
         ".venv/bin/twinbench doctor my_model.py",
+        ".venv/bin/twinbench port my_model.py",
         f"{BENCH} --model my_model.py --minutes 12",
         ".venv/bin/twinbench compare before/results.json results/latest --fail-if slower:5%",
     ),
