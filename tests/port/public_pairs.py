@@ -43,7 +43,7 @@ class Difference(Struct, frozen=True):
     step: str
     layer_pt: str
     layer_tf: str
-    size: float
+    size: float | None  # None where shapes differ
     cause: str | None
     verified: bool
     places: int
@@ -134,10 +134,11 @@ def _sentence(finding: Difference) -> str:
     layers = " / ".join(f"`{name}`" for name in names)
     where = f"{STEPS[finding.step]}{', first at ' if layers else ''}{layers}"
     many = f", the same in {finding.places} places" if finding.places > 1 else ""
+    size = "other shapes" if finding.size is None else f"{finding.size:.1e}"
     if finding.cause is None:
-        return f"{where}: {finding.size:.1e}, without a verified cause."
+        return f"{where}: {size}, without a verified cause."
     title = CATALOGUE[finding.cause].title
-    return f"{where}: {finding.size:.1e}{many}. Cause: {title} (`{finding.cause}`)."
+    return f"{where}: {size}{many}. Cause: {title} (`{finding.cause}`)."
 
 
 def page(record: Pairs) -> str:
