@@ -94,6 +94,7 @@ COMMANDS = {
         ".venv/bin/twinbench try my_model.py",
         ".venv/bin/twinbench doctor my_model.py",
         ".venv/bin/twinbench port my_model.py",
+        ".venv/bin/twinbench why my_model.py",
         f"{BENCH} --model my_model.py --minutes 12",
         ".venv/bin/twinbench compare before/results.json results/latest --fail-if slower:5%",
     ),
@@ -132,6 +133,8 @@ COMMANDS = {
     ),
     # It would take minutes: that its options are there, is.
     "help": (
+        ".venv/bin/twinbench why text-gpt-10m",
+        ".venv/bin/twinbench why digits-cnn --technique mixed_precision --framework tf",
         ".venv/bin/twinbench validate disturbances --minutes 30",
         ".venv/bin/twinbench validate overhead",
         ".venv/bin/twinbench validate leaks",

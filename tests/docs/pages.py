@@ -16,16 +16,8 @@ PAGES = (
     *(
         f"docs/{name}.md"
         for name in (
-            *(
-                "numbers",
-                "add_a_technique",
-                "your_model",
-                "try",
-                "port",
-                "doctor",
-                "diagnosis",
-                "gpu",
-            ),
+            *("numbers", "add_a_technique", "your_model", "try", "port", "doctor", "diagnosis"),
+            *("why", "gpu"),
             *("many_devices", "many_machines", "lines_of_code"),
         )
     ),

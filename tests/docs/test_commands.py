@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import __main__ as twinbench
 from bench import diagnose
 from bench.harness.run_plan import techniques
 from bench.ladders import command as ladders
@@ -118,7 +119,7 @@ def test_it_starts(clone, text):
 def test_its_options_are_there(text, capsys):
     words = text.split()
     with pytest.raises(SystemExit, match="0"):
-        validate.main([words[2], "--help"])
+        twinbench.main([*words[1:3], "--help"])
     text = capsys.readouterr().out
     assert all(word in text for word in words if word.startswith("--"))
 
