@@ -41,6 +41,7 @@ def program(impl, name: str, built: tuple) -> Program:
     return Program(name, impl, step, batches, model, round_s=ROUND_S)
 
 
+@pytest.mark.campaign  # it times steps of milliseconds: tests/why/test_causes.py has planted times
 @pytest.mark.parametrize(
     "plant",
     [
@@ -59,6 +60,7 @@ def test_a_planted_cause_is_named(impl, models, plant):
     assert sum(line.more for line in difference.layers) == pytest.approx(difference.seconds)
 
 
+@pytest.mark.campaign
 def test_no_cause_is_named_of_equal_steps(impl, models):
     pair = [program(impl, name, models.plain()) for name in ("one", "another")]
     difference = compare(*alternately(pair, rounds=ROUNDS))

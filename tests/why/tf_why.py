@@ -121,7 +121,7 @@ def activations():
 
 
 def optimizer_that_loops():
-    built = model(tf.keras.Sequential([layers.Dense(WIDTH) for _ in range(24)]))
+    built = model(tf.keras.Sequential([layers.Dense(1024) for _ in range(3)]))
     optimizer = tf.keras.optimizers.AdamW()
     optimizer.build(built.trainable_variables)
     step, data, small = plain()
