@@ -120,6 +120,14 @@ class Weights:
                 b = names.get(_plain(a.name))
                 if b and len(names) == len(b_group) and b.name not in taken:
                     take(a, b, "name")
+
+        def in_order(norms: bool) -> None:
+            for a_group, b_group in open_groups():
+                if a_group and (a_group[0].kind in NORMS) == norms:
+                    for a, b in zip(a_group, b_group, strict=False):
+                        take(a, b, "order")
+
+        in_order(norms=False)
         for a_group, b_group in open_groups():  # a norm after layers that belong together
             after = {flows[1].get(b.name): b for b in b_group}
             for a in a_group:
@@ -127,9 +135,7 @@ class Weights:
                 b = after.get(before.tf.name) if before else None
                 if b and b.name not in taken:
                     take(a, b, "order")
-        for a_group, b_group in open_groups():
-            for a, b in zip(a_group, b_group, strict=False):
-                take(a, b, "order")
+        in_order(norms=True)
         left = (
             [u.name for u in ours if u.name not in pairs],
             [u.name for u in theirs if u.name not in taken],
