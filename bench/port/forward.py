@@ -26,6 +26,7 @@ from bench.port.values import (
     Index,
     closest,
     numpy,
+    varies,
 )
 from bench.port.weights import Pair, Weights
 from shared import user_model
@@ -134,7 +135,7 @@ class Forward:
                 if change.shown_later:
                     if self._shows(event, change, both, context, taken):
                         return event, change, before
-                elif both.tf.index.match(numpy(out), bound):
+                elif varies(numpy(out)) and both.tf.index.match(numpy(out), bound):
                     return event, change, before
         # What a reshape or a factor gives may equal another tensor; it shows where it is used.
         last = _first_of(unequal, both.pt.events)
@@ -193,13 +194,13 @@ class Forward:
                 if both.tf.index.match(numpy(old.out), bound):
                     continue
                 entry = both.tf.index.match(numpy(new.out), bound)
-                if entry and entry.place not in taken:
+                if entry and entry.place not in taken and varies(numpy(new.out)):
                     return True
             for old, new, theirs in zip(
                 both.pt.outputs, ours.outputs, both.tf.outputs, strict=True
             ):
                 sizes = [closest(numpy(t), numpy(theirs)) for t in (old, new)]
-                if sizes[1] <= both.bound < sizes[0]:
+                if sizes[1] <= both.bound < sizes[0] and varies(numpy(new)):
                     return True
         return False
 

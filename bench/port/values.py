@@ -12,6 +12,7 @@ import numpy as np
 # PyTorch's tensor (against its own run in float64), and never less than the floor.
 TIMES_ROUNDING, FLOOR = 20.0, 2e-6
 WITHOUT_ROUNDING = 1e-4  # where a model has no float64 run
+LEAST_SPREAD = 0.01  # of its size: a tensor that varies by less proves no cause
 FEWEST = 4  # numbers; fewer may be equal by chance
 
 
@@ -28,6 +29,11 @@ def distance(ours: np.ndarray, theirs: np.ndarray) -> float:
     if size == 0.0:
         return 0.0 if apart == 0.0 else float("inf")
     return apart / size
+
+
+def varies(array: np.ndarray) -> bool:
+    """Whether a tensor tells values apart: gates of tiny inputs are all 0.5, whatever is before."""
+    return float(np.std(array)) > LEAST_SPREAD * float(np.sqrt(np.mean(np.square(array))))
 
 
 # How an array of PyTorch may lie in TensorFlow: channels last, time first, heads after tokens.
