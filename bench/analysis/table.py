@@ -42,8 +42,8 @@ COUNTED = ("checkpoint", "parameters", "parameters_not_zero", "macs", "found", "
 RENAMED = ("cold_first_calls_s", "compressed_artifact", "artifact", "memory_all", "memory")
 
 # The sd of a figure's logarithm from run to run of a machine, beyond what processes of one run
-# scatter by: a run that measures a row at one time does not see it. Of each figure the least
-# hundredth with which 95% of the ratios of two runs of docs/reproducibility.json agree.
+# scatter by: a run that measures a row at one time does not see it. Chosen after looking at the
+# runs of docs/reproducibility.json, which says how and on which: those runs do not confirm them.
 BETWEEN_RUNS = {MEMORY: 0.04, FIRST_CALL: 0.12, START: 0.04, RATE: 0.10}
 
 # Why there is no ratio, or none that decides.
