@@ -113,8 +113,10 @@ def profile_steps(
             with tf.profiler.experimental.Profile(str(log)):
                 run_steps(step, count=1, **take)
                 profiled += run_steps(step, count=count, mark=_mark, **take)
+                # One step more: threads of the last one still have to say that they ran.
+                run_steps(step, count=1, **take)
                 paused = time.perf_counter()
-                time.sleep(0.002)  # threads of the last step still have to say that they ran
+                time.sleep(0.002)
             # A session's clock begins at 0.
             begin = max((span.end + 1 for span in spans), default=0.0)
             new, sizes = _read(log, begin)
