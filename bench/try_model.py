@@ -80,6 +80,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     doctor.warn(path)
     command = [sys.executable, "-m", "pytest", "-q", "-rN", "-p", "no:cacheprovider"]
+    # An installed package has no pyproject.toml, which says so in a clone.
+    command += ["--import-mode=importlib", "-o", "python_files=bench_*.py"]
+    command += ["-o", "python_functions=bench_*"]
     command += [
         str(ROOT / "bench"),
         "--benchmark-only",
