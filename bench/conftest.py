@@ -37,6 +37,7 @@ from bench.harness.selection import (
     at_a_glance,
     cases_of,
     choose,
+    comes_unasked,
     one_by_one,
     spare_controls,
     with_baselines,
@@ -345,9 +346,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if effort == "default" and _asks_for(state, technique.name):
         effort = "ordinary"
     cases = cases_of(technique, metafunc.module.__name__, effort)
-    asked = chosen["task"] or _asks_for(state, technique.name)
-    if effort == "quick" and not (state.model or asked):
-        cases = at_a_glance(cases)
+    asked = state.model or chosen["task"] or _asks_for(state, technique.name)
+    if not asked:
+        if not comes_unasked(technique, effort):
+            cases = []
+        elif effort == "quick":
+            cases = at_a_glance(cases)
         state.left_out += [technique.name] * (not cases)
     if not (state.model or chosen["task"] or chosen["variant"]):
         cases = one_by_one(cases)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import prod
+from math import log, prod
 
 NO_LABEL = -100  # where nothing is asked; PyTorch's cross-entropy knows it by that
 
@@ -113,6 +113,7 @@ class BottleneckSpec(Spec):
 
 
 EXPANSION = 4  # channels that leave a bottleneck block, over its width
+LARGE_KERNEL = 7  # of ImageNet's stem, which a maximum follows
 
 
 @dataclass(frozen=True)
@@ -202,6 +203,29 @@ class Recipe:
     rho: float = 0.9
 
 
+# Values that an optimizer keeps of each parameter: momentum, or moments.
+KEPT_OF_A_PARAMETER = {"sgd": 1, "adamw": 2, "rmsprop": 1}
+
+LOSS_MARGIN = 0.05 * log(2)  # nats, which are 0.05 bits: a difference of losses that counts as none
+
+
+@dataclass(frozen=True)
+class LossCheck:
+    """A short training that tells whether a row keeps its baseline's loss.
+
+    `steps` batches of `batch_size`, then the loss of the test split's first `held_out` samples; of
+    text the first `length` characters of each. `learning_rate` is so low that rounding stays
+    rounding: initial weights that differ in their last bit move that loss by less than a tenth of
+    `LOSS_MARGIN` (`tests/harness/test_checks.py`).
+    """
+
+    steps: int
+    batch_size: int
+    learning_rate: float
+    held_out: int
+    length: int = 0
+
+
 # What a task may be judged by -> whether more of it is better. "mAP": the mean of the average
 # precision over classes and ten overlaps from 0.5 to 0.95, in percent; "mAP50": at 0.5 alone.
 METRICS = {"accuracy": True, "bits_per_character": False, "mAP": True, "mAP50": True}
@@ -225,6 +249,9 @@ class Task:
     `rounding`: how far losses of the same work may be from one another within a framework.
     `paired`: whether both frameworks start from equal weights. `blocks`: of its matches at most, in
     a run that ends by looks: steps that are long scatter little, and take most of a run's time.
+    `loss_check`: the short training by which rows are told that change how it is trained.
+    `deployed`: the recipe of the one model a run that is trained for predictions; without it these
+    are of initial weights.
     """
 
     name: str
@@ -240,6 +267,8 @@ class Task:
     rounding: float = 1e-5
     paired: bool = True
     blocks: int | None = None
+    loss_check: LossCheck | None = None
+    deployed: Recipe | None = None
 
 
 _DIGITS = DatasetSpec("digits", "digits", train_size=9_000, test_size=1_797)
@@ -249,6 +278,7 @@ _LONG_TEXT = DatasetSpec(
 )
 _MASKED = replace(_TEXT, name="stdlib-text-masked", kind="masked")
 _LONG_MASKED = replace(_LONG_TEXT, name="stdlib-text-256-masked", kind="masked")
+TEXT_CHECK = LossCheck(24, 4, learning_rate=3e-4, held_out=32, length=64)
 
 
 def _text_task(
@@ -289,6 +319,8 @@ def _text_task(
         margin=0.05,
         parity=1e-4,
         blocks=blocks,
+        # Of masks that are drawn, no two rows have the same.
+        loss_check=None if model.get("dropout") else TEXT_CHECK,
     )
 
 
@@ -303,6 +335,8 @@ TASKS: dict[str, Task] = {
             small_batch=4,
             compute_batch=128,
             target=90.0,
+            loss_check=LossCheck(128, 64, learning_rate=0.005, held_out=512),
+            deployed=Recipe("sgd", learning_rate=0.02, epochs=2, accuracy_batch_size=64),
         ),
         # Few labels, each seen often: the training split is learned by heart, the test split isn't.
         Task(
@@ -371,8 +405,10 @@ TASKS: dict[str, Task] = {
         _text_task(
             "text-gpt-wide", _TEXT, width=512, heads=8, layers=3, small_batch=1, compute_batch=16
         ),
-        # About 10 million parameters and steps of 50 to 300 ms on two cores, for techniques whose
-        # answer depends on size: a small GPT, and ResNet-18.
+        # Of realistic size, for techniques whose answer depends on it: a GPT, a BERT and ResNet-18
+        # of about 10 million parameters. The batch is the smallest power of two of which a step
+        # keeps more activations than parameters and optimizer have values: see
+        # docs/decisions/2026-11-28-realistic-work-is-the-headline.md.
         _text_task(
             "text-gpt-10m",
             _LONG_TEXT,
@@ -380,7 +416,7 @@ TASKS: dict[str, Task] = {
             heads=6,
             layers=6,
             small_batch=1,
-            compute_batch=2,
+            compute_batch=4,
             blocks=3,
         ),
         _text_task(
@@ -390,7 +426,7 @@ TASKS: dict[str, Task] = {
             heads=6,
             layers=6,
             small_batch=1,
-            compute_batch=2,
+            compute_batch=4,
             blocks=3,
         ),
         # Of the base size of GPT-2 and BERT, 85 million parameters in their blocks: for a GPU.
@@ -402,6 +438,7 @@ TASKS: dict[str, Task] = {
             layers=12,
             small_batch=4,
             compute_batch=32,
+            blocks=3,
         ),
         _text_task(
             "text-bert-base",
@@ -411,6 +448,7 @@ TASKS: dict[str, Task] = {
             layers=12,
             small_batch=4,
             compute_batch=32,
+            blocks=3,
         ),
         Task(
             name="photos-resnet18",
@@ -418,16 +456,18 @@ TASKS: dict[str, Task] = {
                 "photo-crops-64",
                 "crops",
                 train_size=256,
-                test_size=64,
+                test_size=2_048,
                 image_size=64,
                 num_classes=6,
             ),
             model=ResNetSpec((64, 64, 3), 2, (64, 128, 256, 512), num_classes=6, large_stem=True),
             # So low that rounding stays rounding: weights that are changed by 1e-6 move no loss of
             # ten steps by a tenth of the bar. At 0.02 they move it by 1.6e-4.
+            loss_check=LossCheck(32, 8, learning_rate=0.001, held_out=256),
+            deployed=Recipe("sgd", learning_rate=0.01, epochs=4, accuracy_batch_size=16),
             recipe=Recipe("sgd", learning_rate=0.001, epochs=4, accuracy_batch_size=32),
             small_batch=4,
-            compute_batch=16,
+            compute_batch=64,
             blocks=3,
         ),
         # Photos that are really decoded: files, for input pipelines alone.
@@ -451,6 +491,7 @@ TASKS: dict[str, Task] = {
             recipe=Recipe("sgd", learning_rate=0.02, epochs=1, accuracy_batch_size=8),
             small_batch=2,
             compute_batch=8,
+            blocks=3,
         ),
         # Where are the digits, and which? The margin is twice that of accuracy, set before anything
         # was trained: mAP averages ten overlaps of which the strictest ask for half a pixel, and
@@ -518,7 +559,7 @@ def _convolutions(spec: ModelSpec) -> Iterator[tuple[str, Kernel, list[int]]]:
         return
     bottleneck = isinstance(spec, BottleneckSpec)
     large = bottleneck or spec.large_stem
-    length, stride = (7, 2) if large else (3, 1)
+    length, stride = (LARGE_KERNEL, 2) if large else (3, 1)
     size = _strided(size, stride)
     yield "stem", (length, length, channels, spec.widths[0]), size
     size = _strided(size, stride)  # the maximum, where there is one
@@ -614,6 +655,38 @@ def train_step_flops(spec: ModelSpec, batch_size: int) -> int | None:
         return None
     each = (layer.macs * (3 if layer.input_gradient else 2) for layer in layers(spec))
     return 2 * batch_size * sum(each)
+
+
+def kept_activations(spec: ModelSpec, batch_size: int) -> int | None:
+    """Values that a plain train step in float32 keeps of its forward pass for its backward pass.
+
+    As PyTorch keeps them in eager mode, with fused attention and without dropout: TensorFlow keeps
+    the scores of attention, too. The batch and what is kept of a row or a channel are left out.
+    None of a model whose layers are not described here.
+    """
+    if isinstance(spec, FileSpec):
+        return None
+    if isinstance(spec, GPTSpec):
+        # Of a block: the input of each normalisation and of each product, q, k and v, what
+        # attention gives, and up's result. At the end the last two inputs and the logits.
+        place = spec.layers * 16 * spec.width + 2 * spec.width + spec.vocabulary
+        return batch_size * spec.sequence_length * place
+    kept = 0
+    for name, kernel, size in _convolutions(spec):
+        # What BatchNorm is given, and what the rectifier behind it, or behind the sum, leaves.
+        rectified = not name.endswith("shortcut")
+        normalised = getattr(spec, "batch_norm", True)
+        kept += (normalised + rectified) * prod(size) * kernel[-1]
+        if name == "stem" and kernel[0] == LARGE_KERNEL:  # and where each maximum was, in 8 bytes
+            kept += 3 * prod(_strided(size, 2)) * kernel[-1]
+    return batch_size * kept
+
+
+def lasting_values(task: Task) -> int | None:
+    """Values that stay from step to step: parameters, and what the optimizer keeps of each."""
+    if isinstance(task.model, FileSpec):
+        return None
+    return (1 + KEPT_OF_A_PARAMETER[task.recipe.optimizer]) * parameter_count(task.model)
 
 
 def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:

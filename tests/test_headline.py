@@ -4,14 +4,42 @@ from collections import Counter
 
 import pytest
 
-from bench.analysis.families import OF_LEARNING
 from bench.harness import plan, selection
 from bench.harness.run_plan import techniques
-from shared.specs import TASKS, parameter_count
+from bench.harness.sizes import is_realistic
+from shared.specs import (
+    TASKS,
+    kept_activations,
+    lasting_values,
+    parameter_count,
+    train_step_flops,
+)
 
 TECHNIQUES = techniques()
 EACH = pytest.mark.parametrize("technique", TECHNIQUES.values(), ids=TECHNIQUES)
-REALISTIC = {"photos-resnet18", "text-gpt-10m"}
+OTHERS = {
+    "folder",
+    "in_memory",
+    "mapped_arrays",
+    "tuned_folder",
+    "data_parallel",
+    "pruning",
+    "quantization_aware_training",
+    "distillation",
+}
+REALISTIC = ("photos-resnet18", "text-gpt-10m", "text-bert-10m")
+SIZED = {  # the answer depends on size
+    "baseline",
+    "mixed_precision",
+    "compilation",
+    "memory_format",
+    "activation_checkpointing",
+    "optimizer_implementations",
+    "gradient_accumulation",
+    "gradient_clipping",
+    "post_training_quantization",
+    "export",
+}
 
 
 def cases(effort, only=None):
@@ -28,14 +56,15 @@ def rows(found):
     return {(c.technique, c.work, c.variant.name) for c in found if c.variant.role != "control"}
 
 
-def test_a_default_run_has_about_a_hundred_rows():
-    found = cases("default")
-    learned = {  # they cost seconds
-        family: rows(case for case in found if case.family == family) for family in OF_LEARNING
-    }
-    assert 80 <= len(rows(found) - set().union(*learned.values())) <= 110
-    assert len(learned["recipes"]) <= 30
-    assert len(learned["adaptation"]) <= 7
+def unasked(effort):
+    return {name for name, each in TECHNIQUES.items() if selection.comes_unasked(each, effort)}
+
+
+def test_a_default_run_has_what_everybody_asks_for_and_the_rest_comes_by_name():
+    assert unasked("default") >= SIZED | OTHERS
+    assert unasked("quick") == unasked("default") < unasked("ordinary") == set(TECHNIQUES)
+    measured = [case for name in unasked("default") for case in cases("default", name)]
+    assert 115 <= sum(case.variant.role != "control" for case in measured) <= 140
 
 
 @EACH
@@ -56,9 +85,10 @@ def test_what_is_neither_a_headline_s_variant_nor_at_its_work_is_asked_for(effor
         assert {c.id for c in default} <= {c.id for c in found} <= {c.id for c in every}
         assert {c.variant.name for c in found} == {c.variant.name for c in every}
         assert {c.work for c in found} == {c.work for c in every}
-        own, works = {c.variant.name for c in default}, {c.work for c in default}
+        usual = {c.variant.name for c in default}
         for case in (c for c in found if c.variant.role != "control"):
-            assert case.variant.measured.tasks or case.variant.name in own or case.work in works
+            named = case.variant.measured.tasks or case.variant.name in usual
+            assert named or not case.task.blocks, case.id
 
 
 def test_of_a_model_of_ten_million_parameters_a_technique_by_name_shows_the_headline():
@@ -85,15 +115,31 @@ def test_every_variant_has_a_plain_title_of_its_own(technique):
     assert [title for title, times in counts.items() if times > 1] == []
 
 
-def test_realistic_sizes_are_in_a_default_run_where_the_answer_depends_on_size():
-    found = {c.technique for c in cases("default") if c.workload.task in REALISTIC}
-    assert found >= {
-        "mixed_precision",
-        "compilation",
-        "memory_format",
-        "activation_checkpointing",
-        "post_training_quantization",
-        "export",
+def test_work_of_realistic_size_is_in_a_default_run_where_the_answer_depends_on_size():
+    for name in SIZED - {"optimizer_implementations"}:
+        works = {case.workload for case in cases("default", name)}
+        assert any(map(is_realistic, works)), name
+    (update,) = {case.task for case in cases("default", "optimizer_implementations")}
+    assert parameter_count(update.model) == pytest.approx(10e6, rel=0.06)  # its work is an update
+
+
+def test_the_small_model_is_left_where_overhead_or_training_decides():
+    small = {
+        (case.technique, case.workload)
+        for name in SIZED
+        for case in cases("default", name)
+        if case.task.name == "digits-cnn"
     }
-    for name in REALISTIC:
-        assert parameter_count(TASKS[name].model) == pytest.approx(11e6, rel=0.05)
+    for name, workload in small:
+        overhead = workload.batch in ("single", "small") or TECHNIQUES[name].cold_starts > 1
+        assert overhead or workload.accuracy, (name, workload)
+
+
+@pytest.mark.parametrize("task", [TASKS[name] for name in REALISTIC], ids=lambda task: task.name)
+def test_the_batch_is_the_smallest_power_of_two_whose_activations_outweigh_what_stays(task):
+    assert parameter_count(task.model) == pytest.approx(11e6, rel=0.05)
+    batch, lasting = task.compute_batch, lasting_values(task)
+    assert kept_activations(task.model, batch) > lasting
+    assert kept_activations(task.model, batch // 2) < lasting
+    # Of a class whose best product is 200 GFLOP/s, three quarters.
+    assert 0.1 <= train_step_flops(task.model, batch) / 150e9 <= 0.5

@@ -10,6 +10,7 @@ HIDDEN = 100  # units of the domain head, as for MNIST in Ganin et al.
 TECHNIQUE = Technique(
     family="adaptation",
     name="adversarial",
+    effort="ordinary",
     title="Adversarial domain adaptation (DANN)",
     variants=(
         domains.SOURCE_ONLY,

@@ -8,6 +8,7 @@ from bench.harness.plan import Prepared, Technique, Work
 TECHNIQUE = Technique(
     family="adaptation",
     name="discrepancy",
+    effort="ordinary",
     title="Domain adaptation by discrepancy (MMD)",
     variants=(
         domains.SOURCE_ONLY,

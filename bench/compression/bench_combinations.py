@@ -39,6 +39,7 @@ def _row(name: str, title: str, effort: str = "default", timed: bool = True, **s
 TECHNIQUE = Technique(
     family="compression",
     name="combinations",
+    effort="ordinary",
     title="Compression, stacked: prune or distil, then quantize",
     variants=(
         Variant("0_fp32", role="baseline", title="float32 file", program="float_file"),

@@ -19,6 +19,7 @@ REACHED = ("conv0.", "conv1.")  # what lies in front of the regressor
 TECHNIQUE = Technique(
     family="compression",
     name="feature_distillation",
+    effort="ordinary",
     title="Feature distillation: digits-resnet20 guides a layer of the student",
     price=bench_distillation.TECHNIQUE.price,
     user_model="it needs a teacher, and a file brings one model",

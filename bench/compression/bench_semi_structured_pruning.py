@@ -27,6 +27,7 @@ def _rows(**settings) -> tuple[Variant, Variant]:
 TECHNIQUE = Technique(
     family="compression",
     name="semi_structured_pruning",
+    effort="ordinary",
     title="Semi-structured pruning: two zeros in four",
     price=Price(epochs=MORE_EPOCHS),
     variants=(*_rows(effort="default"), *_rows(effort="full", **LEGACY)),

@@ -44,6 +44,7 @@ def _structured(percent: int, effort: str) -> Variant:
 TECHNIQUE = Technique(
     family="compression",
     name="sparse_inference",
+    effort="ordinary",
     title="Sparse inference: what do zeros buy?",
     # Weights that nobody trained are timed: what keeps accuracy is trained as pruning's rows.
     price=bench_pruning.TECHNIQUE.price,

@@ -33,6 +33,7 @@ def _removed(percent: int, effort: str) -> Variant:
 TECHNIQUE = Technique(
     family="compression",
     name="structured_pruning",
+    effort="ordinary",
     title="Structured pruning: channels removed",
     price=Price(epochs=MORE_EPOCHS),
     remedies=("arithmetic",),

@@ -26,6 +26,7 @@ FOLDED = 100 * 1024  # bytes in float32: TensorFlow makes floats of smaller kern
 TECHNIQUE = Technique(
     family="compression",
     name="weight_quantization",
+    effort="ordinary",
     title="Weight quantization: dense layers in 8 or 4 bits",
     user_model=UserModel(PREDICTIONS[1:], ("fp32", "int8_weights", "int4_weights"), learns=True),
     variants=(

@@ -39,6 +39,7 @@ LACKING = {"torchscript": "export_torchscript", "tensorrt": "tensorrt_predict"} 
 TECHNIQUE = Technique(
     family="deployment",
     name="native_export",
+    effort="ordinary",
     title="Export to the frameworks' own runtimes",
     user_model=UserModel(PREDICTIONS, ("baseline", "aotinductor", "saved_model")),
     variants=(

@@ -10,6 +10,7 @@ HALF_LOSSES = 0.05
 TECHNIQUE = Technique(
     family="deployment",
     name="reduced_precision",
+    effort="ordinary",
     title="Predictions in reduced precision",
     user_model="native_export predicts in files of a model; this casts in every call",
     variants=(

@@ -13,6 +13,7 @@ PARTS = ("waiting", "transfer", "forward", "backward", "optimizer", "overhead", 
 TECHNIQUE = Technique(
     family="diagnosis",
     name="bottleneck",
+    effort="ordinary",
     title="Bottleneck",
     user_model=UserModel(TRAIN_STEP, ("plain",), timed=False),
     variants=(Variant("plain", role="baseline", measured=WARM, title="the plain step"),),

@@ -15,6 +15,7 @@ ROUNDS = 50
 TECHNIQUE = Technique(
     family="diagnosis",
     name="memory_growth",
+    effort="ordinary",
     title="Memory growth",
     user_model="it watches a loop for hours, not a step: see docs/diagnosis.md",
     variants=(

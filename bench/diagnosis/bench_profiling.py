@@ -16,6 +16,7 @@ PARTS += ("overhead", "idle")
 TECHNIQUE = Technique(
     family="diagnosis",
     name="profiling",
+    effort="ordinary",
     title="Profiling",
     user_model="`bottleneck` shows where the time goes",
     variants=(

@@ -243,7 +243,8 @@ class Technique:
     techniques of other files that its rows use, too, such as "train_step.gradient_clipping".
     `price`: what its rows take, where they do not say it themselves. `remedies`: the bottlenecks
     that it addresses (`bench.analysis.questions`). `user_model`: what is measured of a user's own
-    model, or the reason why nothing is; "" is the reason of its family.
+    model, or the reason why nothing is; "" is the reason of its family. `effort`: the lowest of a
+    run in which it comes unasked; who names it gets it at any.
     """
 
     family: str
@@ -260,6 +261,7 @@ class Technique:
     price: Price = FREE
     remedies: tuple[str, ...] = ()
     user_model: UserModel | str = ""
+    effort: str = "default"
 
     @property
     def is_measured_of_users(self) -> bool:

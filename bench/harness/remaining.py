@@ -110,7 +110,7 @@ def describe(
         lines.append(_hanging(f"    on {', '.join(tasks)}; {_count(len(cases), 'case')}"))
     if plan.left_out:
         names = ", ".join(plan.left_out)
-        lines.append(_hanging(f"take minutes each, with --technique or -k: {names}"))
+        lines.append(_hanging(f"left for who names them with --technique or -k: {names}"))
     lines.append(_hanging(_summary(plan, left, taken_up, limit)))
     if limit:
         whole = left[0] + plan.durations.describe_s

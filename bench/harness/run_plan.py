@@ -34,7 +34,7 @@ class Plan:
     """The cases of a run by technique, and how much is measured of them.
 
     `durations`: what is known of what they take. `room`: bytes that a match's contenders may hold.
-    `left_out`: techniques that would take a quick run minutes each.
+    `left_out`: techniques that come by name alone in such a run.
     """
 
     cases: dict[str, list[Case]]

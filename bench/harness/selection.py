@@ -45,6 +45,12 @@ def cases_of(technique: Technique, module: str, effort: str) -> list[Case]:
     return found
 
 
+def comes_unasked(technique: Technique, effort: str) -> bool:
+    """Whether a run has a technique that nobody asked for by name; a quick one as a default one."""
+    level = max(EFFORTS.index(effort), EFFORTS.index("default"))
+    return EFFORTS.index(technique.effort) <= level
+
+
 def at_a_glance(cases: list[Case]) -> list[Case]:
     """What a quick run has of a technique that nobody asked for: its timed rows of small models.
 
@@ -57,15 +63,17 @@ def one_by_one(cases: list[Case]) -> list[Case]:
     """What a run has of a technique of which no variant and no task was asked for.
 
     The headline's variants at all of its work, the other ones at the headline's small models alone,
-    and where a variant says its tasks: each of these answers a question, all with all takes several
-    times as long.
+    or at others' where the headline has none, and where a variant says its tasks: each of these
+    answers a question, all with all takes several times as long.
     """
+    small = [case for case in cases if not case.task.blocks]
+    least = min((EFFORTS.index(case.workload.effort) for case in small), default=None)
     return [
         case
         for case in cases
         if case.variant.effort == "default"
         or case.variant.measured.tasks
-        or (case.workload.effort == "default" and not case.task.blocks)
+        or (not case.task.blocks and EFFORTS.index(case.workload.effort) == least)
     ]
 
 

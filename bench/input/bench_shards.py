@@ -11,6 +11,7 @@ SAMPLES = 32  # a shard: there are enough of them for every worker
 TECHNIQUE = Technique(
     family="input",
     name="shards",
+    effort="ordinary",
     title="Input pipelines: photos in shards",
     remedies=("input",),
     variants=(

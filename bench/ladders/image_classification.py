@@ -25,6 +25,7 @@ from shared.epochs import MEAN, STD, ImageForm
 from shared.images import decode_rgb, list_images
 from shared.specs import TASKS
 
+BATCH = 16  # photos: 24 steps an epoch
 TRAINED, TESTED = 384, 768  # photos: of fewer, accuracy tells no two points apart
 FILE_SIZE = 1.5  # pixels of a file, times those of the network's input
 EPOCHS = 3
@@ -53,6 +54,7 @@ LADDER = Ladder(
     f"classes, and tests on {TESTED} others: accuracy says whether a rung kept what was learned, "
     "not how good such a network is.",
     seconds=15.0,
+    batch_size=BATCH,
     rungs=(
         Rung("input_pipeline", "input pipeline", judged="iteration"),
         MIXED_PRECISION,

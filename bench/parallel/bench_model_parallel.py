@@ -11,6 +11,7 @@ CUT = {"pt_impl": "block1", "tf_impl": "block1.ln0"}  # after a block of three
 TECHNIQUE = Technique(
     family="parallel",
     name="model_parallel",
+    effort="ordinary",
     title="Model parallel: layer split and pipelines",
     remedies=("communication",),
     variants=(

@@ -11,6 +11,7 @@ SHARDS = 2
 TECHNIQUE = Technique(
     family="parallel",
     name="tensor_parallel",
+    effort="ordinary",
     title="Tensor parallel, and a hybrid of data and tensor parallel",
     remedies=("communication",),
     variants=(

@@ -22,6 +22,7 @@ GEOMETRY = {"rotation": 10.0, "zoom": 0.1, "shift": 0.1}
 TECHNIQUE = Technique(
     family="recipes",
     name="augmentation",
+    effort="ordinary",
     title="Augmentation",
     variants=(
         Variant("none", role="baseline", measured=WARM, program="plain", title="as it is"),

@@ -21,6 +21,7 @@ GLANCED = 4  # batches of which an average has statistics where it is looked at 
 TECHNIQUE = Technique(
     family="recipes",
     name="averaging",
+    effort="ordinary",
     title="Averaged weights",
     variants=(
         Variant("last", role="baseline", measured=TRAINED, title="last weights"),

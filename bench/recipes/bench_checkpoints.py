@@ -10,6 +10,7 @@ from bench.harness.plan import Technique, Work, Workload, warm
 TECHNIQUE = Technique(
     family="recipes",
     name="checkpoints",
+    effort="ordinary",
     title="Checkpoints",
     variants=(
         warm("whole", "to resume from", role="baseline"),

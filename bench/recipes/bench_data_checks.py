@@ -14,6 +14,7 @@ from shared import datasets
 TECHNIQUE = Technique(
     family="recipes",
     name="data_checks",
+    effort="ordinary",
     title="Checks of data",
     variants=(
         warm("plain", "without", role="baseline"),

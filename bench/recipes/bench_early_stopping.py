@@ -10,6 +10,7 @@ __all__ = ["TECHNIQUE", "prepare", "took_effect"]  # averages are kept by the sa
 TECHNIQUE = Technique(
     family="recipes",
     name="early_stopping",
+    effort="ordinary",
     title="Early stopping",
     variants=(
         Variant("last", role="baseline", measured=TRAINED, title="last weights"),

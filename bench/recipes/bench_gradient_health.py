@@ -12,6 +12,7 @@ from bench.harness.plan import Technique, Work, Workload, warm
 TECHNIQUE = Technique(
     family="recipes",
     name="gradient_health",
+    effort="ordinary",
     title="Gradient health",
     variants=(
         warm("plain", "a train step", role="baseline"),

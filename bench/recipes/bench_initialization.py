@@ -20,6 +20,7 @@ TRAIN_SIZE = 1_200
 TECHNIQUE = Technique(
     family="recipes",
     name="initialization",
+    effort="ordinary",
     title="Initialization",
     variants=(
         _row("default", "the framework's default", role="baseline", scheme="default", gain=1.0),

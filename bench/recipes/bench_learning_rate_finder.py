@@ -13,6 +13,7 @@ _row = partial(other_math, measured=TRAINED)
 TECHNIQUE = Technique(
     family="recipes",
     name="learning_rate_finder",
+    effort="ordinary",
     title="Learning-rate finder",
     variants=(
         Variant("task", role="baseline", measured=TRAINED, title="the task's own rate"),

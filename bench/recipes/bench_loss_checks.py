@@ -10,6 +10,7 @@ from bench.harness.plan import Technique, Work, Workload, warm
 TECHNIQUE = Technique(
     family="recipes",
     name="loss_checks",
+    effort="ordinary",
     title="Checks of a loss",
     variants=(
         warm("plain", "without", role="baseline"),

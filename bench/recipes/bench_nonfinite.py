@@ -12,6 +12,7 @@ from bench.harness.plan import Prepared, Technique, Work, Workload, warm
 TECHNIQUE = Technique(
     family="recipes",
     name="nonfinite",
+    effort="ordinary",
     title="Where NaN begins",
     variants=(
         warm("plain", "without", role="baseline", program="plain"),

@@ -17,6 +17,7 @@ L2, DECAY, SMOOTHING, DROPOUT = 1e-3, 0.05, 0.1, 0.3
 TECHNIQUE = Technique(
     family="recipes",
     name="regularization",
+    effort="ordinary",
     title="Regularization",
     variants=(
         Variant("none", role="baseline", measured=TRAINED, title="none"),

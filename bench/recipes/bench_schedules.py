@@ -18,6 +18,7 @@ DRAWN = 60  # points of a curve, about
 TECHNIQUE = Technique(
     family="recipes",
     name="schedules",
+    effort="ordinary",
     title="Learning-rate schedules",
     variants=(
         Variant("constant", role="baseline", measured=TRAINED, title="constant rate"),

@@ -9,6 +9,7 @@ from shared.specs import state_shapes
 TECHNIQUE = Technique(
     family="train_step",
     name="accumulated_statistics",
+    effort="ordinary",
     title="BatchNorm's statistics under gradient accumulation",
     user_model="it changes nothing in a step but BatchNorm's statistics: see docs/your_model.md",
     composed_of=("train_step.gradient_accumulation",),

@@ -35,8 +35,9 @@ TECHNIQUE = Technique(
     ),
     workloads=(
         Workload("text-gpt-10m", "compute"),
-        # Twelve layers, so that activations outweigh all else: for the memory.
-        Workload("text-gpt-dropout", "compute", timed=False),
+        Workload("text-bert-10m", "compute"),
+        # Twelve layers of less width: activations outweigh all else by far.
+        Workload("text-gpt-dropout", "compute", effort="ordinary", timed=False),
         Workload("text-gpt", "compute", effort="full"),
         Workload("text-gpt-deep", "compute", effort="full", timed=False),
         Workload("text-gpt-deep", "small", effort="full"),

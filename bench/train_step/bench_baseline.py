@@ -32,8 +32,8 @@ TECHNIQUE = Technique(
     user_model=UserModel(TRAIN_STEP, ("baseline", "as_installed")),
     variants=(
         Variant("baseline", role="baseline", title="plain step, float32", program="plain"),
-        Variant("hand_written", measured=LOOPS, title="loop written by hand"),
-        Variant("fit", measured=LOOPS, title="Keras's fit"),
+        Variant("hand_written", measured=LOOPS, effort="ordinary", title="loop written by hand"),
+        Variant("fit", measured=LOOPS, effort="ordinary", title="Keras's fit"),
         warm("as_installed", "allocator as installed", allocator="as installed"),
     ),
     workloads=(

@@ -30,6 +30,7 @@ TASK = "digits-cnn"
 TECHNIQUE = Technique(
     family="train_step",
     name="batch_size_finder",
+    effort="ordinary",
     title="Largest batch within a memory budget",
     user_model=UserModel(TRAIN_STEP, ("fp32",), timed=False),
     variants=(

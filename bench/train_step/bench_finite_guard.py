@@ -12,6 +12,7 @@ from shared.specs import parameter_shapes
 TECHNIQUE = Technique(
     family="train_step",
     name="finite_guard",
+    effort="ordinary",
     title="Guard against NaN and infinity",
     user_model=UserModel(TRAIN_STEP, ("plain", "guard")),
     variants=(

@@ -32,7 +32,8 @@ TECHNIQUE = Technique(
         Variant("neutral", {"micro_batches": 1}, effort="full", title="accumulation of one batch"),
     ),
     workloads=(
-        Workload("digits-cnn", "compute"),
+        Workload("text-gpt-10m", "compute"),
+        Workload("digits-cnn", "compute", effort="ordinary"),
         # Activations outweigh all else here: for the memory.
         Workload("text-gpt-deep", "compute", effort="ordinary", timed=False),
         Workload("digits-resnet20", "compute", effort="full", accuracy=True),

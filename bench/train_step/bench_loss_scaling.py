@@ -10,6 +10,7 @@ FP16_LOSSES = 0.01
 TECHNIQUE = Technique(
     family="train_step",
     name="loss_scaling",
+    effort="ordinary",
     title="Loss scaling for float16",
     composed_of=("deployment.reduced_precision",),
     user_model="float16 is for a GPU; mixed_precision has bfloat16: see docs/your_model.md",

@@ -35,8 +35,8 @@ TECHNIQUE = Technique(
         row("channels_first", "channels_first (NCHW)", "ordinary", memory_format="channels_first"),
     ),
     workloads=(
-        Workload("digits-cnn", "compute"),
         Workload("photos-resnet18", "compute"),
+        Workload("digits-cnn", "compute", effort="ordinary"),
         Workload("digits-cnn", "compute", effort="ordinary", mode="predict"),
         Workload("photos-resnet18", "compute", effort="ordinary", mode="predict"),
         Workload("digits-resnet20", "compute", effort="full"),

@@ -34,9 +34,11 @@ TECHNIQUE = Technique(
         Variant("neutral", {"dtype": "float32"}, effort="full", title="mixed precision in float32"),
     ),
     workloads=(
-        Workload("digits-cnn", "compute", accuracy=True),
         Workload("photos-resnet18", "compute"),
         Workload("text-gpt-10m", "compute"),
+        Workload("text-bert-10m", "compute"),
+        # Small enough to be trained to its plateau.
+        Workload("digits-cnn", "compute", accuracy=True),
         Workload("text-gpt", "compute", effort="full"),
         Workload("digits-detection", "compute", effort="ordinary", accuracy=True),
         Workload("digits-cnn", "small", effort="ordinary"),

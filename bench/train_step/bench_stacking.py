@@ -51,6 +51,7 @@ OF_A_USER = (
 TECHNIQUE = Technique(
     family="train_step",
     name="stacking",
+    effort="ordinary",
     title="Stacking: rung upon rung",
     remedies=("overhead", "arithmetic", "memory size"),
     user_model=UserModel(TRAIN_STEP, ("baseline", *OF_A_USER), learns=True),

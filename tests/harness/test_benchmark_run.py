@@ -296,7 +296,7 @@ def test_who_asks_for_a_variant_or_a_task_is_shown_all_that_it_has():
     assert {work for work, name in by_name if name == "eager"} == {"digits-cnn-128"}
     assert eager == {work for work, _ in by_name}
     assert {name for _, name in by_task} == {name for _, name in by_name} - {"control"}
-    assert {work for work, _ in by_task} == {"photos-resnet18-16"}
+    assert {work for work, _ in by_task} == {"photos-resnet18-64"}
 
 
 # Interruptions ----------------------------------------------------------------------------------

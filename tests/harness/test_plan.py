@@ -336,7 +336,7 @@ def test_what_takes_long_is_played_in_few_blocks():
     technique = techniques()["compilation"]
     plan = plan_of(cases_of(technique, "module", "default"), technique=technique)
     long = {case.id for case in plan.every if case.task.blocks == 3}
-    assert {id_.split("/")[1] for id_ in long} == {"text-gpt-10m-2"}
+    assert {id_.split("/")[1] for id_ in long} == {"photos-resnet18-64", "text-gpt-10m-4"}
     assert plan.played_out(2) == set()
     assert plan.played_out(3) == plan.played_out(5) == long
     tasks = {case.task.name for match in plan.matches(plan.played_out(3)) for case in match}

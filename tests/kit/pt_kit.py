@@ -197,6 +197,22 @@ def prediction_flops(spec, size):
     return _counted(lambda: model(x))
 
 
+def saved_values(spec, size):
+    """Values that autograd saves of a forward pass, but for parameters and the batch."""
+    model, (x, y) = models.build(spec).train(), _batch(spec, size)
+    given = {part.untyped_storage().data_ptr() for part in (x, y, *model.parameters())}
+    saved = {}
+
+    def keep(part):
+        saved[part.untyped_storage().data_ptr()] = part  # it lives, so that no other has its place
+        return part
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda part: part):
+        training.cross_entropy(model(x), y)
+    sizes = [part.untyped_storage().nbytes() for place, part in saved.items() if place not in given]
+    return sum(sizes) / 4
+
+
 def step_flops(spec, size, fused=False):
     model, (x, y) = models.build(spec), _batch(spec, size)
     loss = training.cross_entropy

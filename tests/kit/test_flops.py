@@ -15,6 +15,7 @@ from shared.specs import (
     GPTSpec,
     ResNetSpec,
     forward_flops,
+    kept_activations,
     layers,
     train_step_flops,
 )
@@ -60,6 +61,17 @@ def test_fused_attention_recomputes_one_product_backward(models):
     scores_again = 2 * BATCH_SIZE * sum(attention) // 2
     asked = train_step_flops(spec, BATCH_SIZE)
     assert models.step_flops(spec, BATCH_SIZE, fused=True) == asked + scores_again
+
+
+# Wide enough that what is kept of a row or a channel does not count.
+KEPT = ("digits-cnn", "digits-resnet20", "photos-resnet18", "photos-resnet50", "text-gpt-10m")
+
+
+@pytest.mark.parametrize("task", KEPT)
+@pytest.mark.only("pt")
+def test_autograd_keeps_the_activations_that_are_counted(models, task):
+    spec = TASKS[task].model
+    assert models.saved_values(spec, 2) == pytest.approx(kept_activations(spec, 2), rel=0.05)
 
 
 @EACH_SPEC
