@@ -19,14 +19,7 @@ from typing import Any
 from bench.analysis import accuracy, comparisons, pairing
 from bench.analysis.accuracy import Accuracy
 from bench.analysis.families import OF_TRAINING, family_of
-from bench.analysis.verdicts import (
-    BETWEEN_FREEDOM,
-    DELTA,
-    quantile,
-    shown_less,
-    shown_more,
-    summed,
-)
+from bench.analysis.verdicts import DELTA, half_width, shown_less, shown_more
 from bench.record import DIFFERENT, Case, Comparison, Metric, Record
 from shared.specs import more_is_better
 
@@ -42,9 +35,9 @@ COUNTED = ("checkpoint", "parameters", "parameters_not_zero", "macs", "found", "
 RENAMED = ("cold_first_calls_s", "compressed_artifact", "artifact", "memory_all", "memory")
 
 # The sd of a figure's logarithm from run to run of a machine, beyond what processes of one run
-# scatter by: a run that measures a row at one time does not see it. Chosen after looking at the
-# runs of docs/reproducibility.json, which says how and on which: those runs do not confirm them.
-BETWEEN_RUNS = {MEMORY: 0.04, FIRST_CALL: 0.12, START: 0.04, RATE: 0.10}
+# scatter by: a run that measures a row at one time does not see it. As docs/reproducibility.json
+# has them, by moments: `twinbench validate reproduce`.
+BETWEEN_RUNS = {MEMORY: 0.036, FIRST_CALL: 0.098, START: 0.042, RATE: 0.081}
 
 # Why there is no ratio, or none that decides.
 NOT_MEASURED = "not measured in this record"
@@ -371,12 +364,22 @@ class Table:
         """A ratio of two figures."""
         if not figure.value or not other.value:
             return None, NOT_MEASURED
-        ratio = quotient(figure, other)
+        if name in BETWEEN_RUNS and self.noise(name, figure, other):
+            return self._scattered(name, figure.value / other.value, figure, other), None
+        return quotient(figure, other), None
+
+    def noise(self, name: str, *of: Figure) -> tuple[float, float] | None:
+        """The variance within this run of figures' logarithm, or of their ratio's; its freedom.
+
+        `of`: each a row's, of one process or a few. None where one has an interval already.
+        """
         # A rate that has an interval is that of a time, of many processes.
         others = ("exact", "interval") if name == RATE else ("exact",)
-        if name in self._scatter and not {figure.kind, other.kind} & set(others):
-            return self._scattered(name, ratio.value, (figure.count, other.count)), None
-        return ratio, None
+        return None if any(figure.kind in others for figure in of) else self._within(name, of)
+
+    def _within(self, name: str, of: tuple[Figure, ...]) -> tuple[float, float]:
+        sd, freedom = self._scatter[name]
+        return sd**2 * sum(1 / figure.count for figure in of), freedom
 
     # Time
 
@@ -452,18 +455,16 @@ class Table:
 
     def spread(self, name: str, figure: Figure) -> Figure:
         """A figure of one process or a few with its 95% interval."""
-        return self._scattered(name, figure.value, (figure.count,))
+        return self._scattered(name, figure.value, figure)
 
-    def _scattered(self, name: str, ratio: float, counts: tuple[int, ...]) -> Figure:
-        """A figure of a row, or a ratio of two, of so many processes each."""
-        sd, freedom = self._scatter[name]
-        if not freedom:
-            return _bounded(ratio, None)
-        within = sd**2 * sum(1 / count for count in counts), freedom
+    def _scattered(self, name: str, value: float, *of: Figure) -> Figure:
+        """A figure of a row, or a ratio of two, with its interval."""
+        within = self._within(name, of)
+        if not within[1]:
+            return _bounded(value, None)
         between = 0.0 if self.record.pooled else BETWEEN_RUNS[name]  # else what scatters is runs
-        sd, freedom = summed([within, (len(counts) * between**2, BETWEEN_FREEDOM)])
-        wide = exp(quantile(0.95, freedom) * sd)
-        return _bounded(ratio, (ratio / wide, ratio * wide))
+        wide = exp(half_width(within, len(of) * between**2))
+        return _bounded(value, (value / wide, value * wide))
 
 
 def _samples(case: Case, name: str) -> list[float | None]:

@@ -21,9 +21,8 @@ from bench.record import AccuracyDifference
 FEWEST_SEEDS = 3  # differences of two can be equal to the sample, which would leave no width
 DELTA = 0.03  # a ratio within 1 / 1.03 … 1.03 counts as no difference
 # The sd of the log of a ratio of step times from run to run of a machine, beyond what its blocks
-# scatter by: the least hundredth with which 95% of the changes between two runs of
-# docs/reproducibility.json leave 1 in. Its degrees of freedom, more than matter.
-BETWEEN_RUNS, BETWEEN_FREEDOM = 0.01, 1000.0
+# scatter by, as docs/reproducibility.json has it. Its degrees of freedom, more than matter.
+BETWEEN_RUNS, BETWEEN_FREEDOM = 0.012, 1000.0
 
 
 @dataclass(frozen=True)
@@ -124,6 +123,15 @@ def summed(parts: list[tuple[float, float]]) -> tuple[float, float]:
     # Without any scatter an interval has no width, whatever the degrees of freedom.
     freedom = variance**2 / sum(part**2 / degrees for part, degrees in parts) if variance else 1.0
     return variance**0.5, freedom
+
+
+def half_width(within: tuple[float, float], between: float) -> float:
+    """Half a 95% interval, of the noise within a run and a variance from run to run.
+
+    `within`: a variance with its degrees of freedom.
+    """
+    sd, freedom = summed([within, (between, BETWEEN_FREEDOM)])
+    return quantile(0.95, freedom) * sd
 
 
 def compare_runs(new: Ratio, old: Ratio, between: float = BETWEEN_RUNS) -> Ratio:

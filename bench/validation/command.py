@@ -4,7 +4,7 @@
                                [--minutes N] [--resume FOLDER]
     twinbench validate simulate results/latest/validation.json | docs
     twinbench validate replay docs ...
-    twinbench validate reproduce A B C ... [--changed memory:B] [--publish | --check]
+    twinbench validate reproduce A B C ... [--changed KIND:B:COMMIT] [--publish | --check]
     twinbench validate disturbances [--kinds cores,disk] [--minutes N]
     twinbench validate leaks [--framework pt,tf] [--processes 10]
     twinbench validate overhead [--framework pt,tf] [--only gradient_clipping] [--processes 8]
@@ -90,10 +90,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     agree.add_argument(
         "--changed",
-        metavar="KIND:RUN",
+        metavar="KIND:RUN:COMMIT",
         action="append",
         default=[],
-        help=f"measured in another way from these runs on; of {', '.join(reproduce.KINDS)}",
+        help="measured in another way from this run on, by this commit; "
+        f"kinds: {', '.join(reproduce.KINDS)}",
     )
     kept = agree.add_mutually_exclusive_group()
     kept.add_argument("--publish", action="store_true", help="make docs/reproducibility.md of it")
@@ -240,9 +241,7 @@ def _reproduce(given: argparse.Namespace) -> int:
     records = dict(map(reproduce.read, given.runs))
     if len(records) < len(given.runs):
         raise ValueError("a run is given twice, or two have one name")
-    changed = dict(kind.partition(":")[::2] for kind in given.changed)
-    changed = {kind: names.split(",") for kind, names in changed.items()}
-    made = reproduce.reproduced(records, changed)
+    made = reproduce.reproduced(records, list(map(reproduce.change, given.changed)))
     if given.publish or given.check:
         return reproducibility.put(made, check=given.check)
     print(reproducibility.text(made), end="")

@@ -5,6 +5,12 @@ by no more than the combined 95% intervals of both, the root of the sum of the s
 that face each other, in logarithms. What a figure scatters by from run to run stands beside what
 the noise within a run lets expect: two runs whose intervals are true agree in 95% of their ratios.
 
+How much more figures scatter from run to run than within one is estimated by moments (DerSimonian
+and Laird, 1986): of each two runs the variance of a ratio's logarithm less the mean of the two
+variances within, on average over their ratios, and the median over pairs of runs. How many ratios
+agree is not looked at. The analysis adds what all runs give (`BETWEEN_RUNS`); what every second run
+gives is judged by the other runs.
+
 A run is a results.json, its folder, or a revision of this repository, whose docs/results.json is
 read from the history.
 """
@@ -34,19 +40,17 @@ from bench.analysis.table import (
     RATE,
     START,
     TIME,
-    Figure,
     Table,
     is_better,
     is_worse,
 )
-from bench.analysis.verdicts import quantile
+from bench.analysis.verdicts import BETWEEN_FREEDOM, half_width, quantile, summed
 from bench.harness.processes import ROOT
 from bench.record import DIFFERENT, FRAMEWORKS, Case, Record, decode
 from bench.report.content import LARGE, SMALL
 from bench.report.formatting import compact
 from bench.report.names import parameters, rounded
 
-NORMAL = quantile(0.95, float("inf"))
 # What is compared, in words, and by which figure.
 KINDS = {
     "steps": ("train steps", TIME),
@@ -55,10 +59,12 @@ KINDS = {
     "replicas": ("replicas and other devices", RATE),
     "starts": ("starts of deployed models", START),
     "first_calls": ("first calls", FIRST_CALL),
-    "memory": ("peaks of memory", MEMORY),
+    "step_peaks": ("peaks of memory of train steps", MEMORY),
+    "prediction_peaks": ("peaks of memory of predictions", MEMORY),
 }
 OF_FAMILIES = {"input": "pipelines", "parallel": "replicas"}
-FIGURES = {START: "starts", FIRST_CALL: "first_calls", MEMORY: "memory"}
+FIGURES = {START: "starts", FIRST_CALL: "first_calls"}
+PEAKS = {"train": "step_peaks", "predict": "prediction_peaks"}
 SIZES = (
     f"below {rounded(SMALL)} parameters",
     f"{rounded(SMALL)} to {rounded(LARGE)}",
@@ -76,14 +82,14 @@ VERDICTS = {"equivalent": NONE, "inconclusive": UNTOLD, None: UNTOLD}
 class Measured:
     """A ratio: its logarithm, how far the 95% interval reaches down and up, and what it shows.
 
-    `within`: the variance of the logarithm by the noise that the run saw.
+    `within`: the variance of the logarithm by the noise that the run saw, with its freedom.
     """
 
     log: float
     down: float
     up: float
     shows: str
-    within: float
+    within: tuple[float, float]
 
 
 Key = tuple[str, str, str, str]  # kind, framework or both, size of the model, which programs
@@ -103,30 +109,40 @@ def _ratios(record: Record) -> Iterator[tuple[Key, Measured]]:
             continue
         if comparison.ci and comparison.sd is not None and comparison.n:
             shows = VERDICTS.get(comparison.verdict) or _direction(comparison.verdict)
-            figure = Figure(comparison.ratio, *comparison.ci, "interval")
             kind = "predictions" if comparison.mode == "predict" else "steps"
-            within = comparison.sd**2 / comparison.n
-            yield _key(kind, *pair), _measured(figure, shows, within)
-    for row in Table(record).rows:
-        for name, ratio in row.ratios.items() if row.base else ():
-            kind = FIGURES.get(name) or OF_FAMILIES.get(family_of(row.case.technique))
-            if name == TIME or name not in BETWEEN_RUNS or kind is None:
+            within = comparison.sd**2 / comparison.n, comparison.freedom or comparison.n - 1
+            yield _key(kind, *pair), _measured(comparison.ratio, comparison.ci, shows, within)
+    table = Table(record)
+    for row in table.rows:
+        for name, ratio in row.ratios.items() if row.base and row.case.role != "control" else ():
+            kind = _kind(name, row.case)
+            if kind is None or ratio.kind != "interval" or ratio.low <= 0:
                 continue
-            if ratio.kind == "interval" and ratio.low > 0 and row.case.role != "control":
-                stated = (log(ratio.high / ratio.low) / 2 / NORMAL) ** 2
-                within = max(0.0, stated - 2 * BETWEEN_RUNS[name] ** 2)
+            of = [table.value(case, name)[0] for case in (row.case, row.base)]
+            if within := table.noise(name, *of):
                 better, worse = is_better(name, ratio), is_worse(name, ratio)
                 shows = LESS if better else MORE if worse else UNTOLD
-                yield _key(kind, row.case, row.base), _measured(ratio, shows, within)
+                measured = _measured(ratio.value, (ratio.low, ratio.high), shows, within)
+                yield _key(kind, row.case, row.base), measured
+
+
+def _kind(name: str, case: Case) -> str | None:
+    """Of `KINDS`, what a figure of a case is; None of what is not compared here."""
+    if name not in BETWEEN_RUNS:
+        return None
+    if name == MEMORY:
+        return PEAKS[case.mode]
+    return FIGURES.get(name) or OF_FAMILIES.get(family_of(case.technique))
 
 
 def _direction(verdict: str) -> str:
     return LESS if "faster" in verdict else MORE
 
 
-def _measured(figure: Figure, shows: str, within: float) -> Measured:
-    down, up = log(figure.value / figure.low), log(figure.high / figure.value)
-    return Measured(log(figure.value), down, up, shows, within)
+def _measured(
+    ratio: float, ci: tuple[float, float], shows: str, within: tuple[float, float]
+) -> Measured:
+    return Measured(log(ratio), log(ratio / ci[0]), log(ci[1] / ratio), shows, within)
 
 
 def _key(kind: str, top: Case, bottom: Case) -> Key:
@@ -181,6 +197,19 @@ def agree(a: Measured, b: Measured) -> bool:
     return high.log - low.log <= (low.up**2 + high.down**2) ** 0.5
 
 
+def agree_with(figure: str, deviation: float, a: Measured, b: Measured) -> bool:
+    """Whether two runs' ratios agree where figures have this deviation from run to run.
+
+    Of times: whether the interval of their change leaves 1 in, as `compare` has it.
+    """
+    if figure == TIME:
+        sd, freedom = summed([a.within, b.within, (2 * deviation**2, BETWEEN_FREEDOM)])
+        most = quantile(0.95, freedom) * sd
+    else:
+        most = sum(half_width(one.within, 2 * deviation**2) ** 2 for one in (a, b)) ** 0.5
+    return abs(a.log - b.log) <= most
+
+
 def _verdicts(a: str, b: str) -> str:
     if a == b:
         return "same"
@@ -223,17 +252,48 @@ class Group(Struct, frozen=True):
     between: float
 
 
+class Change(Struct, frozen=True):
+    """A kind that is measured in another way from a run on, by a commit whose first line is `what`.
+
+    Runs before are not compared in it with runs after.
+    """
+
+    kind: str
+    run: str
+    commit: str
+    what: str
+
+
+class Judged(Struct, frozen=True):
+    """Ratios of a kind in runs that did not give the `deviation`, and how many agree with it."""
+
+    kind: str
+    deviation: float
+    ratios: int
+    agree: int
+
+
+class Half(Struct, frozen=True):
+    """Deviations that the runs `of` give, judged `by` the other ones."""
+
+    of: list[str]
+    by: list[str]
+    kinds: list[Judged]
+
+
 class Reproduced(Struct, frozen=True):
     """How runs agree: `runs` of one class, in the order of time, and those of `others`.
 
-    `changed`: kind -> the runs from which on a figure is measured in another way; there those
-    before are not compared with those after. `opposite`: which ratios have opposite verdicts, and
-    in how many pairs of runs.
+    `deviations`: by figure, the sd of its logarithm from run to run that all runs give (of times
+    that of their ratio's); `halves`: what every second run gives. `opposite`: which ratios have
+    opposite verdicts, and in how many pairs of runs.
     """
 
     runs: list[Run]
     others: list[Run]
-    changed: dict[str, list[str]]
+    changed: list[Change]
+    deviations: dict[str, float]
+    halves: list[Half]
     pairs: list[Pair]
     apart: list[Pair]
     kinds: list[Group]
@@ -243,43 +303,99 @@ class Reproduced(Struct, frozen=True):
     opposite: dict[str, int]
 
 
-def reproduced(records: dict[str, Record], changed: dict[str, list[str]]) -> Reproduced:
+def reproduced(records: dict[str, Record], changed: list[Change]) -> Reproduced:
     """How records agree, by their names. ValueError where fewer than two are of one class.
 
     Every figure is derived anew from what was measured, so that all are judged by one rule.
     """
-    for kind, names in changed.items():
-        if kind not in KINDS or not set(names) <= records.keys():
-            known = f"a kind of {', '.join(KINDS)}, and runs of {', '.join(records)}"
-            raise ValueError(f"--changed {kind}:{','.join(names)}: give {known}")
+    for change in changed:
+        if change.kind not in KINDS or change.run not in records:
+            known = f"a kind of {', '.join(KINDS)}, and one of the runs {', '.join(records)}"
+            raise ValueError(f"--changed {change.kind}:{change.run}: give {known}")
     by_time = dict(sorted(records.items(), key=lambda item: item[1].started))
     ours = max((_alike(by_time, one) for one in by_time), key=len)
     if len(ours) < 2:
         raise ValueError("no two of the runs are of one class of machine")
-    has = {name: ratios(analyse(raw(record))) for name, record in by_time.items()}
+    runs = {name: ratios(analyse(raw(record))) for name, record in by_time.items()}
+    has = Ratios(runs, changed)
     about = {
-        name: Run(name, record.started, words(record.environment), len(has[name]))
+        name: Run(name, record.started, words(record.environment), len(runs[name]))
         for name, record in by_time.items()
     }
-    together = {pair: _shared(*pair, has, list(by_time), changed) for pair in combinations(ours, 2)}
     others = [name for name in by_time if name not in ours]
-    whole = {pair: both for pair, both in together.items() if both}
+    halves = [half for half in (ours[::2], ours[1::2]) if len(half) > 1]
+    whole = has.pairs(ours)
     return Reproduced(
         runs=[about[name] for name in ours],
         others=[about[name] for name in others],
         changed=changed,
+        deviations=has.deviations(ours),
+        halves=[has.judged(*both) for both in (halves, halves[::-1]) if len(halves) == 2],
         pairs=[Pair(*pair, _of_times(both)) for pair, both in whole.items()],
-        apart=[
-            Pair(a, b, _of_times(_shared(a, b, has, list(by_time), changed)))
-            for a in ours
-            for b in others
-        ],
+        apart=[Pair(a, b, _of_times(has.shared(a, b))) for a in ours for b in others],
         kinds=_groups(whole, 0, {kind: words for kind, (words, _) in KINDS.items()}),
         sides=_groups(whole, 1),
         sizes=_groups(whole, 2, {size: size for size in SIZES}),
         whole=_group("all", whole, lambda key: True),
         opposite=_opposite(whole.values()),
     )
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """What runs have, in the order of time, and from which on a kind is measured in another way."""
+
+    runs: dict[str, dict[Key, Measured]]
+    changed: list[Change]
+
+    def shared(self, a: str, b: str) -> Both:
+        """The ratios that both runs have and measured in one way."""
+        ways = {kind: self._way(kind, a) == self._way(kind, b) for kind in KINDS}
+        a_has, b_has = self.runs[a], self.runs[b]
+        return {key: (a_has[key], b_has[key]) for key in a_has if key in b_has and ways[key[0]]}
+
+    def pairs(self, names: list[str]) -> dict[tuple[str, str], Both]:
+        """What each two of these runs share, but for those that share nothing."""
+        every = {pair: self.shared(*pair) for pair in combinations(names, 2)}
+        return {pair: both for pair, both in every.items() if both}
+
+    def deviations(self, names: list[str]) -> dict[str, float]:
+        """By figure, the sd of its logarithm from run to run beyond the noise within, by moments.
+
+        Of each two runs the mean over their ratios, and of these the median: so no one run decides.
+        """
+        beyond: dict[str, list[float]] = {}
+        for both in self.pairs(names).values():
+            parts: dict[str, list[float]] = {}
+            for key, (a, b) in both.items():
+                within = (a.within[0] + b.within[0]) / 2
+                parts.setdefault(KINDS[key[0]][1], []).append((a.log - b.log) ** 2 / 2 - within)
+            for figure, each in parts.items():
+                beyond.setdefault(figure, []).append(fmean(each))
+        of_ratios = {figure: max(0.0, median(each)) for figure, each in sorted(beyond.items())}
+        # A ratio has two figures, each with its own; of times it counts itself.
+        return {f: (v if f == TIME else v / 2) ** 0.5 for f, v in of_ratios.items()}
+
+    def judged(self, of: list[str], by: list[str]) -> Half:
+        """What some runs give, judged by others."""
+        given, pairs = self.deviations(of), list(self.pairs(by).values())
+        kinds = []
+        for kind, (_, figure) in KINDS.items():
+            agreed = [
+                agree_with(figure, given[figure], *pair)
+                for both in pairs
+                for key, pair in both.items()
+                if key[0] == kind and figure in given
+            ]
+            if agreed:
+                kinds.append(Judged(kind, given[figure], len(agreed), sum(agreed)))
+        return Half(of, by, kinds)
+
+    def _way(self, kind: str, name: str) -> int:
+        """How often what is measured in a kind has changed until a run."""
+        order = list(self.runs)
+        until = [one for one in self.changed if order.index(one.run) <= order.index(name)]
+        return sum(one.kind == kind for one in until)
 
 
 def _opposite(whole: Iterable[Both]) -> dict[str, int]:
@@ -297,27 +413,6 @@ def _opposite(whole: Iterable[Both]) -> dict[str, int]:
 def _alike(records: dict[str, Record], one: str) -> list[str]:
     first = records[one].environment
     return [name for name, other in records.items() if same_class(first, other.environment)]
-
-
-def _shared(
-    a: str,
-    b: str,
-    has: dict[str, dict[Key, Measured]],
-    order: list[str],
-    changed: dict[str, list[str]],
-) -> Both:
-    """The ratios that both runs have, but for figures that were measured in another way."""
-    places = sorted(map(order.index, (a, b)))
-    left_out = {
-        kind
-        for kind, names in changed.items()
-        if any(places[0] < order.index(name) <= places[1] for name in names)
-    }
-    return {
-        key: (has[a][key], has[b][key])
-        for key in has[a]
-        if key in has[b] and key[0] not in left_out
-    }
 
 
 def _of_times(both: Both) -> Agreement:
@@ -345,7 +440,7 @@ def _group(name: str, whole: dict[tuple[str, str], Both], chosen) -> Group:
             if chosen(key):
                 pairs.append(pair)
                 by_ratio.setdefault(key, {}).update({a: pair[0], b: pair[1]})
-    within = [fmean(one.within for one in runs.values()) ** 0.5 for runs in by_ratio.values()]
+    within = [fmean(one.within[0] for one in runs.values()) ** 0.5 for runs in by_ratio.values()]
     between = [variance(one.log for one in runs.values()) ** 0.5 for runs in by_ratio.values()]
     return Group(name, agreement(pairs), median(within), median(between))
 
@@ -381,3 +476,17 @@ def of_revision(revision: str) -> bytes | None:
         return None
     header, _, content = answered.partition(b"\n")
     return content if header.split()[1:2] == [b"blob"] else None
+
+
+def change(given: str) -> Change:
+    """What KIND:RUN:COMMIT says; ValueError, with one line, where it does not or git knows none."""
+    kind, _, rest = given.partition(":")
+    run, _, commit = rest.partition(":")
+    command = ["git", "-C", str(ROOT), "log", "-1", "--format=%s", "--end-of-options", commit, "--"]
+    try:
+        what = subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        what = ""
+    if not (run and commit and what):
+        raise ValueError(f"--changed {given}: give KIND:RUN:COMMIT, a commit of this repository")
+    return Change(kind, run, commit, what)

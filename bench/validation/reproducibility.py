@@ -11,17 +11,16 @@ from statistics import median
 import msgspec
 from markupsafe import Markup
 
-from bench.analysis.table import BETWEEN_RUNS, TIME
-from bench.analysis.verdicts import BETWEEN_RUNS as OF_TIMES
+from bench.analysis.table import TIME
 from bench.harness.processes import ROOT
 from bench.record import in_words
 from bench.report import tables
 from bench.report.replace import write_atomically
 from bench.report.technique_tables import Table, of_figures, of_words
-from bench.validation.reproduce import KINDS, Agreement, Group, Pair, Reproduced
+from bench.validation.reproduce import KINDS, Agreement, Group, Half, Pair, Reproduced
 
 RECORD, PAGE = ROOT / "docs" / "reproducibility.json", ROOT / "docs" / "reproducibility.md"
-PROMISED, FEWEST = 0.93, 100  # of the ratios of a kind agree, where so many or more are compared
+PROMISED = 0.93  # of the ratios agree
 HEADS = ("ratios", "agree", "same verdict", "lost", "otherwise", "opposite")
 
 
@@ -88,13 +87,11 @@ def _range(shares: list[float]) -> str:
 
 
 def _facts(made: Reproduced) -> dict:
-    least = [group for group in (*made.kinds, made.whole) if group.of.ratios >= FEWEST]
-    below = [group.name for group in least if group.of.share < PROMISED]
+    below = [group.name for group in (*made.kinds, made.whole) if group.of.share < PROMISED]
     return {
         "made": made,
         "headline": headline(made),
         "promised": f"{PROMISED:.0%}",
-        "fewest": FEWEST,
         "below": below,
         "runs": _runs(made),
         "pairs": _pairs("Pairs of runs on one class of machine: ratios of times", made.pairs),
@@ -102,11 +99,10 @@ def _facts(made: Reproduced) -> dict:
         "kinds": _shares("By kind of figure", [*made.kinds, made.whole], noise=True),
         "sides": _shares("By framework", made.sides),
         "sizes": _shares("By size of the model", made.sizes),
-        "added": _added(),
-        "changed": [
-            (KINDS[kind][0], ", ".join(f"`{name}`" for name in names))
-            for kind, names in made.changed.items()
-        ],
+        "added": _added(made.deviations),
+        "halves": list(map(_half, made.halves)),
+        "scarce": _scarce(made.halves),
+        "changed": [(KINDS[one.kind][0], one) for one in made.changed],
         "command": Markup(command(made)),
         "record": Markup("[reproducibility.json](reproducibility.json)"),
     }
@@ -138,17 +134,39 @@ def _shares(title: str, groups: list[Group], *, noise: bool = False) -> Table:
     return Table(title, [*of_words("of"), *of_figures(*heads)], rows)
 
 
-def _added() -> Table:
-    """What the analysis adds, as the code has it."""
-    rows = [["a change of a ratio of times, of each run", f"{OF_TIMES:.0%}"]]
-    for title, figure in KINDS.values():
-        if figure != TIME:
-            rows.append([f"{title}, of each of the two figures", f"{BETWEEN_RUNS[figure]:.0%}"])
-    return Table("", [*of_words("ratio of"), *of_figures("sd from run to run")], rows)
+def _added(deviations: dict[str, float]) -> Table:
+    """What all runs give, and the analysis adds."""
+    rows = []
+    for figure, deviation in deviations.items():
+        titles = ", ".join(title for title, of in KINDS.values() if of == figure)
+        whose = "of a ratio" if figure == TIME else "of each of the two figures"
+        rows.append([titles, whose, f"{deviation:.1%}"])
+    return Table("", [*of_words("ratios of", "the sd"), *of_figures("from run to run")], rows)
+
+
+def _half(half: Half) -> tuple[str, Table]:
+    """What some runs give, as others judge it."""
+    title = f"{', '.join(half.of)} give, and {', '.join(half.by)} judge"
+    columns = [*of_words("ratios of"), *of_figures("sd from run to run", "ratios", "agree")]
+    rows = [
+        [KINDS[k.kind][0], f"{k.deviation:.1%}", str(k.ratios), f"{k.agree / k.ratios:.1%}"]
+        for k in half.kinds
+    ]
+    return title, Table("", columns, rows)
+
+
+def _scarce(halves: list[Half]) -> list[str]:
+    """Where fewer agree than is promised."""
+    return [
+        f"{KINDS[kind.kind][0]}: {kind.agree / kind.ratios:.1%} of {kind.ratios} ratios"
+        for half in halves
+        for kind in half.kinds
+        if kind.agree < PROMISED * kind.ratios
+    ]
 
 
 def command(made: Reproduced) -> str:
     """The command that makes the page again."""
-    changed = "".join(f" --changed {k}:{','.join(names)}" for k, names in made.changed.items())
+    changed = "".join(f" --changed {c.kind}:{c.run}:{c.commit}" for c in made.changed)
     names = " ".join(run.name for run in (*made.runs, *made.others))
     return f"twinbench validate reproduce {names}{changed} --publish"

@@ -14,7 +14,6 @@ from bench.analysis.families import families, family_of
 from bench.analysis.reading import load
 from bench.analysis.table import (
     BATCH,
-    BETWEEN_FREEDOM,
     BETWEEN_RUNS,
     CALIBRATE,
     COLUMNS,
@@ -39,6 +38,7 @@ from bench.analysis.table import (
     quotient,
     table,
 )
+from bench.analysis.verdicts import BETWEEN_FREEDOM
 from bench.compression import bench_combinations
 from bench.harness.run_plan import techniques
 from bench.record import AccuracyDifference, Metric, Price

@@ -7,10 +7,21 @@ from math import exp
 import numpy as np
 import pytest
 
+from bench.analysis import table, verdicts
 from bench.analysis.analyse import analyse
+from bench.analysis.table import TIME
 from bench.record import encode
 from bench.validation import command, reproduce, reproducibility
-from bench.validation.reproduce import LESS, MORE, NONE, UNTOLD, Measured, agree, agreement
+from bench.validation.reproduce import (
+    LESS,
+    MORE,
+    NONE,
+    UNTOLD,
+    Change,
+    Measured,
+    agree,
+    agreement,
+)
 from tests.history import needs_history
 from tests.records import played_run, with_environment
 
@@ -33,14 +44,14 @@ def runs(between, count=4, **fields):
 
 
 def measured(log=0.0, half=0.1, shows=LESS):
-    return Measured(log, half, half, shows, 0.0)
+    return Measured(log, half, half, shows, (0.0, 4.0))
 
 
 def test_ratios_agree_within_the_combined_intervals():
     assert agree(measured(0.0), measured(0.14))  # the root of 0.1² + 0.1²
     assert not agree(measured(0.0), measured(0.142))
     assert not agree(measured(0.142), measured(0.0))
-    wide = Measured(0.3, 0.3, 0.0, UNTOLD, 0.0)  # which reaches down to 0, and not up
+    wide = Measured(0.3, 0.3, 0.0, UNTOLD, (0.0, 4.0))  # which reaches down to 0, and not up
     assert agree(wide, measured(0.0, 0.0))
     assert not agree(wide, measured(0.31, 0.0))
 
@@ -65,8 +76,9 @@ def test_what_verdicts_did(one, other, what):
 
 
 def test_runs_that_differ_by_their_noise_agree_and_others_do_not():
-    alike, apart = (reproduce.reproduced(runs(sd), {}) for sd in (0.0, 0.1))
+    alike, apart = (reproduce.reproduced(runs(sd), []) for sd in (0.0, 0.1))
     assert alike.whole.of.share > 0.93
+    assert alike.deviations["time"] < 0.005
     assert apart.whole.of.share < 0.6
     assert alike.whole.of.ratios >= 6 * 36  # six pairs; twins, and both sides' 12 rows
     assert alike.whole.between == pytest.approx(alike.whole.within, rel=0.3)
@@ -77,7 +89,7 @@ def test_runs_of_another_class_are_compared_with_ours_and_counted_with_none():
     records = runs(0.0)
     speeds = {"float32": 1e10, "bfloat16": 1e10}
     records["run1"] = with_environment(records["run1"], peak_flops=speeds)
-    made = reproduce.reproduced(records, {})
+    made = reproduce.reproduced(records, [])
     assert [run.name for run in made.runs] == ["run0", "run2", "run3"]
     assert [run.name for run in made.others] == ["run1"]
     assert len(made.pairs) == len(made.apart) == 3
@@ -85,10 +97,28 @@ def test_runs_of_another_class_are_compared_with_ours_and_counted_with_none():
 
 
 def test_what_is_measured_in_another_way_is_not_compared_with_what_was():
-    made = reproduce.reproduced(runs(0.0), {"steps": ["run2"]})
+    made = reproduce.reproduced(runs(0.0), [Change("steps", "run2", "abc", "Another step")])
     assert [(pair.a, pair.b) for pair in made.pairs] == [("run0", "run1"), ("run2", "run3")]
-    with pytest.raises(ValueError, match="--changed memory:run9: give a kind of"):
-        reproduce.reproduced(runs(0.0, 2), {"memory": ["run9"]})
+    for kind, run in (("step_peaks", "run9"), ("memory", "run1")):
+        with pytest.raises(ValueError, match=f"--changed {kind}:{run}: give a kind of"):
+            reproduce.reproduced(runs(0.0, 2), [Change(kind, run, "abc", "Another step")])
+
+
+@pytest.mark.parametrize("stalled", [False, True])
+def test_moments_give_the_planted_deviation_and_judge_the_other_half(stalled):
+    """Times of both sides have 5% each; one run with other times does not decide."""
+    records = runs(0.05, 8)
+    if stalled:
+        records["run5"] = runs(0.5, 6)["run5"]
+    made = reproduce.reproduced(records, [])
+    assert made.deviations["time"] == pytest.approx(0.05 * 2**0.5, rel=0.3)
+    odd, even = made.halves
+    assert odd.of == even.by == ["run0", "run2", "run4", "run6"]
+    assert even.of == odd.by == ["run1", "run3", "run5", "run7"]
+    [judged] = even.kinds
+    assert (judged.kind, judged.ratios) == ("steps", 6 * 37)
+    assert judged.agree / judged.ratios > 0.85
+    assert (odd.kinds[0].agree / odd.kinds[0].ratios > 0.85) is not stalled
 
 
 def test_the_command_prints_and_checks_and_refuses_what_is_no_run(tmp_path, monkeypatch, capsys):
@@ -117,13 +147,27 @@ def test_the_command_prints_and_checks_and_refuses_what_is_no_run(tmp_path, monk
         assert reason in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_of_every_kind_with_enough_rows_the_promised_share_agrees():
+def test_the_promised_share_agrees_where_the_page_does_not_say_that_fewer_do():
     made = reproducibility.read()
-    enough = [group for group in made.kinds if group.of.ratios >= reproducibility.FEWEST]
-    assert len(enough) >= 6
-    for group in (*enough, made.whole):
-        assert group.of.share >= reproducibility.PROMISED, group.name
+    promised = reproducibility.PROMISED
+    assert made.whole.of.share >= promised
     assert sum(pair.of.opposite for pair in made.pairs) == 0
+    below = {group.name for group in made.kinds if group.of.share < promised}
+    assert below <= {"input pipelines", "replicas and other devices"}
+    page = reproducibility.page(made)
+    assert f"Fewer than 93% agree in: {', '.join(sorted(below))}." in page
+    assert len(made.halves) == 2
+    for half in made.halves:
+        kinds = [kind for kind in half.kinds if kind.ratios >= 100]
+        assert len(kinds) == 4  # times of both kinds, first calls and peaks of train steps
+        for kind in kinds:
+            assert kind.agree >= promised * kind.ratios, kind
+
+
+def test_the_analysis_adds_what_the_published_runs_give():
+    """No constant was chosen by how many ratios agree."""
+    given = {name: round(sd, 3) for name, sd in reproducibility.read().deviations.items()}
+    assert given == {TIME: verdicts.BETWEEN_RUNS, **table.BETWEEN_RUNS}
 
 
 @needs_history
