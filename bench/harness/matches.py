@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +29,7 @@ from bench.harness.processes import (
     Unsupported,
     Worker,
 )
+from bench.harness.turns import Turns
 from bench.record import Attempt, Block, Conditions
 
 MOST_LATE = 0.05  # share of a sample that may pass between its end and its result
@@ -150,7 +150,7 @@ class Match:
         self.number, self.block, self.needs = number, block, needs
         self.side_by_side, self.first_calls = side_by_side, first_calls
         self.left_out: list[Case] = []
-        self._stepping, self._stopped = threading.Lock(), False
+        self._turns, self._stopped = Turns(), False
         self.played = {case.id: Played(match=number, block=block) for case in cases}
         self.workers: dict[str, Worker] = {}
         self.seconds: dict[str, float] = {}
@@ -259,9 +259,9 @@ class Match:
 
     def _start(self, case: Case) -> None:
         played = self.played[case.id]
-        with _clocked(played, "start"):
+        with self._turns.beside(), _clocked(played, "start"):
             played.settings = self._fork(case)
-        with _clocked(played, "build"):
+        with self._turns.beside(), _clocked(played, "build"):
             built = self._build(case)
             if built.wrote:  # what a converter leaves behind is not to be timed along
                 self.workers.pop(case.id).stop(kill=True)
@@ -288,15 +288,13 @@ class Match:
         )
 
     def _first_steps(self, case: Case) -> None:
-        """The first call, beside others' where they begin side by side, and nine steps alone.
-
-        Two processes' pools of threads that spin on the same cores take ten times as long.
-        """
+        """The first call, beside others if it makes a program of the step, and nine steps."""
         played, worker = self.played[case.id], self.workers[case.id]
         limit = self.processes.limits.request
-        with _clocked(played, "first_call"):
+        turn = self._turns.beside() if _traces(case) else self._turns.undisturbed()
+        with turn, _clocked(played, "first_call"):
             first = worker.ask(limit, "first_call")
-        with self._stepping, _clocked(played, "first_steps"):
+        with self._turns.undisturbed(), _clocked(played, "first_steps"):
             played.losses = [first.loss, *worker.ask(limit, "next_steps").losses]
         if self.side_by_side == 1 and self.first_calls:
             played.first_call_s = first.seconds
@@ -370,6 +368,11 @@ class Match:
         played.evidence, played.modules = end.evidence, end.modules
         if end.not_applied:
             self._drop(case, "NOT_APPLIED", end.not_applied)
+
+
+def _traces(case: Case) -> bool:
+    """Whether a first call makes a program of the step, which takes longer than the step."""
+    return case.framework == "tf" or case.variant.requires == "compiler"
 
 
 @contextlib.contextmanager
