@@ -28,7 +28,7 @@ from bench.harness import state as states
 from bench.harness.command import find_interpreter, this_command
 from bench.harness.conditions import OtherConditions
 from bench.harness.durations import learned
-from bench.harness.folders import new_folder
+from bench.harness.folders import new_folder, replace_file
 from bench.harness.plan import EFFORTS, FRAMEWORKS, Case, Technique
 from bench.harness.progress import clock
 from bench.harness.run import Run, Settings
@@ -44,11 +44,12 @@ from bench.harness.selection import (
 )
 from bench.harness.state import Asked
 from bench.quantities import size
-from bench.record import Record
+from bench.record import Record, encode
 from bench.report import tables
 from bench.report.files import FORMATS, OWN, write_reports
 from bench.report.text import wrap
 from bench.user_task import UserModel
+from bench.why import of_record
 from shared.specs import TASKS
 from shared.user_model import BadFile
 
@@ -58,6 +59,7 @@ SEEN = {
     "first_table": "Provisional, after {}: one block, no intervals. More follows in",
     "intervals": "After {} all times have intervals. What was not timed follows in",
 }
+WHY_S = 90.0  # that a run on a file spends on causes
 SHARE_OF_MEMORY = 0.8  # of what is free, that the contenders of a match may hold together
 
 
@@ -72,6 +74,7 @@ class State:
     model: UserModel | None = None
     cases: dict[str, Case] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
+    why: bool = False
     hint: str | None = None  # where -k left nothing
     plan: Plan | None = None
     results: Record | None = None
@@ -123,6 +126,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="take up an interrupted run (default: results/latest)",
     )
     group.addoption("--model", metavar="FILE", help="a file of yours in the place of the tasks")
+    group.addoption("--why", action="store_true", help="of a file: then, why the best row differs")
     group.addoption("--technique", metavar="A,B", help="only these techniques")
     group.addoption("--task", metavar="A,B", help="only these tasks")
     group.addoption("--variant", metavar="A,B", help="only these variants (and their baselines)")
@@ -184,7 +188,7 @@ def pytest_configure(config: pytest.Config) -> None:
         model = _checked_model(asked, settings)
         about = {"file": model.file.path.name, "sha256": model.file.sha256()}
         settings = replace(settings, model=about)
-    config.stash[STATE] = State(settings, chosen, begun, watch, model)
+    config.stash[STATE] = State(settings, chosen, begun, watch, model, why=option("why"))
 
 
 def _check_temporary() -> None:
@@ -568,6 +572,8 @@ def _measure(state: State, speaker: Speaker) -> None:
     again = f"--resume {_typed(state.folder)} goes on"
     try:
         _run(state, run, again)
+        if state.why and state.model:
+            _explain(state, speaker)
     except OtherConditions as error:
         raise _refused(f"{state.folder}: {error}") from None
     except OSError as error:
@@ -594,6 +600,13 @@ def _run(state: State, run: Run, again: str) -> None:
         if not _unwritten(error, state):
             state.results = run.recorder.write()
         raise
+
+
+def _explain(state: State, speaker: Speaker) -> None:
+    """Keep in the record where the answer's differences come from."""
+    data = str(state.settings.results / "data" / state.model.about["folder"])
+    state.results = of_record.of_a_file(state.results, state.cases, data, WHY_S, speaker.say)
+    replace_file(state.folder / "results.json", encode(state.results).decode())
 
 
 def _unwritten(error: BaseException, state: State) -> bool:

@@ -355,6 +355,33 @@ class Conditions(Base, frozen=True, kw_only=True, eq=False):
     block: int
     order: list[str] = []
     load: Number | None = None
+class Why(Base, frozen=True, kw_only=True, eq=False):
+    """Where the difference of two cases' steps comes from, as `twinbench why` measured it.
+
+    seconds: what a step of `numerator` takes more, `ci` its interval. kinds: by kind of work, the
+    seconds of both, which sum to their steps. causes: those that the sentence names.
+    """
+
+    numerator: str
+    denominator: str
+    sentence: str
+    seconds: Number
+    ci: Interval
+    names: tuple[str, str]
+    kinds: dict[str, tuple[Number, Number]]
+    causes: list[NamedCause] = []
+
+
+class NamedCause(Base, frozen=True, kw_only=True, eq=False):
+    """A part of a difference. status: "measured", "tested" by an experiment, or "a guess"."""
+
+    kind: str
+    seconds: Number
+    words: str
+    status: str
+    evidence: str = ""
+
+
     stolen: Number | None = None
     others: Number | None = None
     tries: list[Attempt] = []
@@ -461,7 +488,8 @@ class Environment(Base, frozen=True, kw_only=True, eq=False):
 class Record(Base, frozen=True, kw_only=True, eq=False):
     """A run: what it was asked for, where it ran, and everything that it measured.
 
-    `pooled`: when the runs started that it was pooled from; each is a block of its cases.
+    `pooled`: when the runs started that it was pooled from; each is a block of its cases. `why`:
+    of its headline pairs, where `twinbench why --write` measured it.
     """
 
     schema_version: int
@@ -518,6 +546,7 @@ def decode(text: bytes | str) -> Record:
     except RecursionError:
         raise ValueError("nested too deeply for a record") from None
     _check_looks(record)
+    why: list[Why] = []
     _check_rounds(record)
     return record
 

@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name in OPTIONS:
         value = getattr(given, name.strip("-").replace("-", "_"))
         command += [name, value] if value is not None else []
-    command += ["--plan"] * given.plan + others
+    command += ["--why"] * (given.effort != "quick") + ["--plan"] * given.plan + others
     status = _wait_for(subprocess.Popen(command))
     # Rows that failed stand in the answer with their reason: pytest's 1 is no error of the run.
     return 0 if status == 1 else 2 if status else 0

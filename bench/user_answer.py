@@ -10,12 +10,13 @@ from pathlib import Path
 
 from bench import user_code
 from bench.analysis.ranking import GOALS, NAMES, Ranking, rank, works
+from bench.analysis.table import TIME
 from bench.diagnose import MOST_TO_TELL
 from bench.harness import machine
 from bench.harness.folders import replace_file
 from bench.harness.run_plan import remedying
 from bench.record import FRAMEWORKS, Case, Record
-from bench.report.answer import perhaps, text
+from bench.report.answer import LABEL, perhaps, text
 from bench.report.files import OWN
 from bench.report.formatting import number, ratio
 from bench.report.text import hanging, plain, wrap
@@ -59,7 +60,7 @@ def write(folder: Path, record: Record, model: UserModel) -> None:
         said += wrap(f"{FRAMEWORKS[side]} could not be started: {reason}", WIDTH)
     rankings = _rankings(record)
     for ranking in rankings:
-        said += ["", *text([ranking], WIDTH)]
+        said += ["", *text([ranking], WIDTH), *_why(record, ranking)]
     if not model.about["evaluates"] and any(map(perhaps, rankings)):
         said += ["", *wrap(UNKNOWN, WIDTH)]
     said += ["", *_largest_batches(record), *_partly_compiled(record), *_not_measured(record)]
@@ -200,6 +201,15 @@ def _rankings(record: Record) -> list[Ranking]:
     goals = [GOALS[aim] for aim in AIMS]
     made = [rank(w, goal) for w in works(record) for goal in goals if goal in w.goals]
     return list(filter(None, made))
+
+
+def _why(record: Record, ranking: Ranking) -> list[str]:
+    """Where the differences of a ranking by time come from."""
+    if ranking.goal.figure != TIME:
+        return []
+    rows = {row.case.id for row in ranking.work.rows}
+    why = [one for one in record.why if one.numerator in rows]
+    return [line for one in why for line in hanging("  because", one.sentence, WIDTH, LABEL)]
 
 
 def _largest_batches(record: Record) -> list[str]:

@@ -20,11 +20,12 @@ OPTIMIZER, COMPILED, PYTHON = "optimizer", "compiled kernels", "Python in the gr
 DISPATCH, READING, WAITING = "dispatch", "reading results", "waiting for threads"
 DELAYED = "waiting for a processor"
 INPUT, FAULTS, RECOMPILATION = "input", "page faults", "recompilation"
+RUNTIME = "runtime of a file"
 REST = "not attributed"
 KINDS = (
     *(PRODUCTS, CONVOLUTIONS, ATTENTION, RECURRENT, NORMALISATION, ELEMENTWISE, REDUCTIONS),
     *(INDEXING, COPIES, COMPILED, OPTIMIZER, DISPATCH, PYTHON, READING, WAITING, DELAYED),
-    *(INPUT, FAULTS, RECOMPILATION),
+    *(INPUT, FAULTS, RECOMPILATION, RUNTIME),
 )
 FORWARD, BACKWARD = "forward", "backward"
 

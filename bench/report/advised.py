@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from bench.analysis.table import (
     Row,
 )
 from bench.analysis.verdicts import DELTA
-from bench.record import FRAMEWORKS, Case
+from bench.record import FRAMEWORKS, Case, Why
 from bench.report.answer import accuracy_of
 from bench.report.formatting import interval, number
 from bench.report.names import name_of, sizes, title
@@ -242,15 +243,25 @@ def _is_file(case: Case) -> bool:
 # Tables -------------------------------------------------------------------------------------------
 
 
-def table(answers: list[Answer]) -> Table:
-    """A line for each aim at a piece of work: what to use in both frameworks, and who is ahead."""
-    rows = []
+def table(answers: list[Answer], known: Sequence[Why] = ()) -> Table:
+    """A line for each aim at a piece of work: what to use in both frameworks, and who is ahead.
+
+    known: where differences come from, whose sentence stands beside the ratio.
+    """
+    rows, why = [], {(one.numerator, one.denominator): f"{one.sentence}." for one in known}
     for answer in answers:
         sides = {name: sentence(answer, side) for name, side in answer.sides.items()}
+        best = [side.best for side in answer.sides.values()]
+        leads = ahead(answer)
+        if answer.goal.figure == TIME:
+            for name, side in answer.sides.items():
+                if row := named(side):
+                    sides[name].append(why.get((row.case.id, row.base.id), ""))
+            leads.append(why.get(tuple(row.case.id for row in best), ""))
         work = ", ".join(filter(None, (place_of(answer), sizes([answer.work.task]))))
         row = [[answer.question.aim, work]]
         row += [sides.get(name, ["not measured"]) for name in FRAMEWORKS]
-        rows.append(["\n".join(map(plain, filter(None, said))) for said in (*row, ahead(answer))])
+        rows.append(["\n".join(map(plain, filter(None, said))) for said in (*row, leads)])
     return _table(rows)
 
 

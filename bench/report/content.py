@@ -29,6 +29,7 @@ from bench.record import (
     Speed,
     TaskFacts,
     TechniqueNotes,
+    Why,
 )
 from bench.report import graphs
 from bench.report.formatting import MISSING, compact, number, ratio, scaled
@@ -79,6 +80,7 @@ class Report:
     measured: str
     answers: list[Answer]
     works: list[Work]
+    why: list[tuple[Why, Table]]
     techniques: list[TechniquePart]
     legend: Facts
 
@@ -96,9 +98,21 @@ def build(record: Record) -> Report:
         measured=measured([record]),
         answers=answers(record, every),
         works=every,
+        why=[(one, _kinds_of(one)) for one in record.why],
         techniques=[_technique(record, name) for name in techniques(record)],
         legend=_legend(record.effort),
     )
+
+
+def _kinds_of(why: Why) -> Table:
+    """What both spend on each kind of work."""
+    rows = [
+        [what, *(number(value * 1e3) for value in (a, b, a - b))]
+        for what, (a, b) in why.kinds.items()
+    ]
+    columns = of_words("kind of work") + of_figures(*(f"{n} [ms]" for n in (*why.names, "more")))
+    tested = [f"{one.kind}: {one.status}; {one.evidence}" for one in why.causes if one.evidence]
+    return Table(". ".join([f"{why.numerator}, {why.denominator}", *tested]), columns, rows)
 
 
 # The run and its machine -----------------------------------------------------------------------

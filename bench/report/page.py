@@ -74,7 +74,7 @@ def html(record: Record, user_answer: str = "", report: Report | None = None) ->
             report=report,
             own=user_answer,
             gains=gains.chart(report.works),
-            summaries=[advised.table(part) for part in (shown, more) if part],
+            summaries=[advised.table(part, record.why) for part in (shown, more) if part],
             legend=advised.LEGEND,
             decisions=list(map(_decision, report.works)),
             families={

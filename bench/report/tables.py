@@ -228,7 +228,7 @@ def markdown(record: Record, report: Report | None = None) -> str:
         report=report,
         same_work=SAME_WORK,
         graphs=GRAPHS,
-        answer=Markup(advised_table(advised.table(report.answers))),
+        answer=Markup(advised_table(advised.table(report.answers, record.why))),
         legend=advised.LEGEND,
     )
 

@@ -25,6 +25,7 @@ SELF_EVIDENT = (
     kinds.PYTHON,
     kinds.OPTIMIZER,
     kinds.COPIES,
+    kinds.RUNTIME,
 )
 IN_WORDS = {
     kinds.PRODUCTS: "products",
@@ -37,6 +38,7 @@ IN_WORDS = {
     kinds.INPUT: "waiting for batches",
     kinds.OPTIMIZER: "the optimizer",
     kinds.RECOMPILATION: "compiling again",
+    kinds.RUNTIME: "the runtime of its file, whose operators no profiler sees",
 }
 
 

@@ -1,13 +1,15 @@
 """The difference of two sides, in seconds of a step: by kind of work, and by layer.
 
-A layer that one side alone has counts for the nearest around it that both have, by its name:
-`block0.gelu` for `block0`. What `a` spends more than `b` is positive.
+Layers of other names belong together by their weights: see `partners`. A layer that one side alone
+has counts for the nearest around it that both have, by its name: `block0.gelu` for `block0`. What
+`a` spends more than `b` is positive.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import expm1, log
 from statistics import fmean, stdev
@@ -47,6 +49,12 @@ class Difference:
     layers: list[Line]
 
     @property
+    def unpaired(self) -> tuple[list[str], list[str]]:
+        """The layers with weights that the other side has not."""
+        a, b = self.a.layers, self.b.layers
+        return _alone(a, b), _alone(b, a)
+
+    @property
     def seconds(self) -> float:
         """What a step of `a` takes more than one of `b`."""
         return self.a.step - self.b.step
@@ -69,6 +77,7 @@ class Difference:
 
 def compare(a: m.Side, b: m.Side) -> Difference:
     """The difference of two sides whose rounds took turns; its interval is that of their ratio."""
+    b = _renamed(b, partners(a.layers, b.layers))
     ratios = [log(x / y) for x, y in zip(a.rounds, b.rounds, strict=False)]
     half = float("inf")
     if len(ratios) > 1:
@@ -79,6 +88,45 @@ def compare(a: m.Side, b: m.Side) -> Difference:
     both.kinds.extend(_lines(a, b, lambda side, piece: piece.kind))
     both.layers.extend(_lines(a, b, lambda side, piece: _place(both, side, piece)))
     return both
+
+
+def partners(ours: dict[str, list[int]], theirs: dict[str, list[int]]) -> dict[str, str]:
+    """The layers of `theirs` that have another name in `ours`, and that name.
+
+    Of layers with weights that only one side has: by the name without punctuation, then in their
+    order where both have as many layers whose first weight has the same lengths.
+    """
+    known = {}
+    plain = {_plain(name): name for name in _alone(ours, theirs)}
+    for name in _alone(theirs, ours):
+        if same := plain.pop(_plain(name), None):
+            known[name] = same
+    groups: dict[tuple, tuple[list, list]] = defaultdict(lambda: ([], []))
+    for place, (layers, others) in enumerate(((ours, theirs), (theirs, ours))):
+        for name in _alone(layers, others):
+            if name not in known and name not in known.values():
+                groups[tuple(layers[name])][place].append(name)
+    for a, b in groups.values():
+        if len(a) == len(b):
+            known |= dict(zip(b, a, strict=True))
+    return known
+
+
+def _alone(layers: dict[str, list[int]], others: dict[str, list[int]]) -> list[str]:
+    return [name for name, lengths in layers.items() if lengths and not others.get(name)]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _renamed(side: m.Side, names: dict[str, str]) -> m.Side:
+    def one(part: m.Piece | m.Product) -> m.Piece | m.Product:
+        return m.replaced(part, layer=names.get(part.layer, part.layer))
+
+    layers = {names.get(name, name): lengths for name, lengths in side.layers.items()}
+    pieces, products = (list(map(one, every)) for every in (side.pieces, side.products))
+    return m.replaced(side, pieces=pieces, products=products, layers=layers)
 
 
 def _lines(
@@ -108,7 +156,7 @@ def _layer(both: Difference, side: m.Side, piece: m.Piece) -> str:
     return common(piece.layer, side.layers, other.layers)
 
 
-def common(layer: str, ours: list[str], others: list[str]) -> str:
+def common(layer: str, ours: Iterable[str], others: Iterable[str]) -> str:
     """The nearest name around a layer that both sides have; its own where they share none."""
     known = _with_prefixes(others) & _with_prefixes(ours)
     if not known:
@@ -118,7 +166,7 @@ def common(layer: str, ours: list[str], others: list[str]) -> str:
     return layer
 
 
-def _with_prefixes(names: list[str]) -> set[str]:
+def _with_prefixes(names: Iterable[str]) -> set[str]:
     every = set(names)
     for name in names:
         while name := name.rpartition(".")[0]:

@@ -1,24 +1,29 @@
 """Experiments that decide whether a cause is one.
 
-Those of `tested` need no new process: products by themselves, and a step on one thread. Those of
-`thorough` start both sides again with one condition changed: as many threads, the allocator as
-installed, fewer instructions. A cause is borne out where the difference that it should make is
-made: half of it at least.
+Those of `tested` need no new process: products, convolutions and attention by themselves, and a
+step on one thread. Those of `thorough` start both sides again with one condition changed: as many
+threads, the allocator as installed, fewer instructions. A cause is borne out where the difference
+that it should make is made: half of it at least.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable
 from statistics import median
 
 from msgspec.structs import replace
 
-from bench.why.causes import Cause
+from bench.why import measured as m
+from bench.why.causes import TESTED, Cause
 from bench.why.difference import Difference
-from bench.why.side import Request, Running
+from bench.why.side import Alone, Request, Running
 from shared import step_events as kinds
 
 HALF = 0.5
+COMPUTED = (kinds.PRODUCTS, kinds.CONVOLUTIONS, kinds.ATTENTION)
+LENGTHS = {kinds.PRODUCTS: 3, kinds.CONVOLUTIONS: 13, kinds.ATTENTION: 4}  # of a shape
 MOST_SHAPES = 4
 ROUNDS = 3
 LIMITED = {"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default"}
@@ -31,38 +36,77 @@ def tested(named: list[Cause], difference: Difference, a: Running, b: Running) -
 
 
 def _tested(cause: Cause, difference: Difference, a: Running, b: Running) -> Cause:
-    if cause.kind == kinds.PRODUCTS:
-        return products_alone(cause, difference, a.product, b.product)
+    if cause.kind in COMPUTED:
+        return alone(cause, difference, a.compute, b.compute)
     if cause.kind == kinds.WAITING:
         return on_one_thread(cause, difference, a.single, b.single)
     return cause
 
 
-def products_alone(
-    cause: Cause,
-    difference: Difference,
-    a: Callable[[tuple, str], float],
-    b: Callable[[tuple, str], float],
-) -> Cause:
+Compute = Callable[..., float]  # (what, single=...) -> seconds
+
+
+def alone(cause: Cause, difference: Difference, a: Compute, b: Compute) -> Cause:
     """Whether the shapes by themselves differ as they do in the step.
 
-    a, b: seconds of a product of a shape and dtype, in the process of either side.
+    a, b: seconds of a shape by itself in the process of either side, on one thread or on all.
     """
-    sums = []
-    for side, alone in ((difference.a, a), (difference.b, b)):
-        every = [one for one in side.products if one.kind == kinds.PRODUCTS and len(one.shape) == 3]
-        every.sort(key=lambda one: -one.seconds)
-        most = every[:MOST_SHAPES]
-        whole = sum(one.flops for one in every) or 1.0
-        share = sum(one.flops for one in most) / whole
-        seconds = sum(one.calls * alone(one.shape, one.dtype) for one in most)
-        sums.append(seconds / share if share else 0.0)
-    if not all(sums):
+    sums = [
+        [_by_themselves(side, cause.kind, compute, single) for single in (False, True)]
+        for side, compute in ((difference.a, a), (difference.b, b))
+    ]
+    (ours, ours_single), (theirs, theirs_single) = sums
+    if not ours or not theirs:
         return cause
-    gap = sums[0] - sums[1]
+    gap = ours - theirs
     borne = gap * cause.seconds > 0 and abs(gap) >= HALF * abs(cause.seconds)
-    told = f"alone, these products take {sums[0] * 1e3:.3g} and {sums[1] * 1e3:.3g} ms"
+    told = f"alone, these {cause.kind} take {ours * 1e3:.3g} and {theirs * 1e3:.3g} ms, on one "
+    told += f"thread {ours_single * 1e3:.3g} and {theirs_single * 1e3:.3g}"
     return cause.judged(borne, told)
+
+
+def _by_themselves(side: m.Side, kind: str, compute: Compute, single: bool) -> float:
+    """Seconds a step of the shapes of a kind, by those that compute most; 0 of none."""
+    every = _shapes(side, kind)
+    most = sorted(every, key=lambda one: -one[1])[:MOST_SHAPES]
+    share = sum(flops for _, flops, _ in most) / (sum(flops for _, flops, _ in every) or 1.0)
+    return sum(calls * compute(one, single=single) for calls, _, one in most) / (share or 1.0)
+
+
+def _shapes(side: m.Side, kind: str) -> list[tuple[float, float, Alone]]:
+    """(calls a step, operations, what is computed) of the shapes that are known.
+
+    A convolution and attention are computed with their gradients where the step has these.
+    """
+    shapes: dict[Alone, list[float]] = {}
+    for one in side.products:
+        if one.kind != kind:
+            continue
+        calls, shape = one.calls, one.shape
+        if kind == kinds.ATTENTION and len(shape) == 3:
+            calls, shape = _of_attention(one, side)
+        if len(shape) == LENGTHS[kind] or (kind == kinds.ATTENTION and len(shape) > 2):
+            train = side.trains and kind != kinds.PRODUCTS
+            what = Alone(kind=kind, shape=tuple(shape), dtype=one.dtype, train=train)
+            so_far = shapes.setdefault(what, [0.0, 0.0])
+            so_far[0] += calls
+            so_far[1] += one.flops
+    return [(calls, flops, what) for what, (calls, flops) in shapes.items()]
+
+
+def _of_attention(one: m.Product, side: m.Side) -> tuple[float, tuple[int, ...]]:
+    """Calls and (batch, length, width) of attention of which a batched product is a part.
+
+    Self-attention has two products, and two more for the gradient of each; in all of them the
+    length stands twice.
+    """
+    twice = [n for n, times in Counter(one.shape).items() if times > 1]
+    if not twice or not one.calls:
+        return 0.0, ()
+    (length,) = twice
+    width = (Counter(one.shape) - Counter([length, length])).popitem()[0]
+    batch = round(one.flops / one.calls / (2 * math.prod(one.shape)))
+    return one.calls / (6 if side.trains else 2), (batch, length, width)
 
 
 def on_one_thread(
@@ -89,9 +133,9 @@ def _changed(cause: Cause, difference: Difference, a: Request, b: Request) -> Ca
         pair = (replace(one, allocator="tuned") for one in (a, b))
         words = "with an allocator that keeps what is freed, on both sides"
         return _goes(cause, difference, gap_of(*pair), words)
-    if cause.kind in (kinds.PRODUCTS, kinds.CONVOLUTIONS) and cause.status != "tested":
+    if cause.kind in COMPUTED and cause.status != TESTED:
         gap = gap_of(*(replace(one, variables=one.variables | LIMITED) for one in (a, b)))
-        return _goes(cause, difference, gap, "with the instructions of SSE4 alone")
+        return _goes(cause, difference, gap, "with the instructions of SSE4 only")
     return cause
 
 

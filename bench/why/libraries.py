@@ -32,8 +32,8 @@ class Calls:
     reorders: float = 0.0
 
 
-def read(lines: Iterable[str]) -> Calls:
-    """What the lines tell."""
+def read(lines: Iterable[str], alone: dict[tuple[int, ...], list[str]] | None = None) -> Calls:
+    """What the lines of some steps tell; `alone`: the lines of products computed by themselves."""
     lines = list(lines)
     seen: dict[str, dict[tuple[int, ...], Counter]] = defaultdict(lambda: defaultdict(Counter))
     for line in lines:
@@ -45,21 +45,24 @@ def read(lines: Iterable[str]) -> Calls:
         kind: {shape: seconds.most_common(1)[0][0] for shape, seconds in shapes.items()}
         for kind, shapes in seen.items()
     }
+    products = of.setdefault(kinds.PRODUCTS, {})
+    for shape, printed in (alone or {}).items():
+        if library := read(printed).of[kinds.PRODUCTS].get(ANY):
+            products.setdefault(tuple(sorted(shape)), library)
     return Calls(of, _reorder_share(lines))
 
 
 def with_libraries(side: m.Side, known: Calls) -> m.Side:
     """The side with the library of each of its products, and changes of layout as copies.
 
-    TensorFlow divides products among threads itself, and has oneDNN compute the parts: where no
-    call has a product's shape, it is the library of most calls, and where there are no calls, it
-    is the framework's own loops, or Eigen.
+    A library is named where its verbose mode printed the product's shape, or anything while the
+    product was computed alone: TensorFlow divides large ones into blocks. Else it is not known:
+    Eigen and the frameworks' loops print nothing.
     """
-    loops = "Eigen" if side.framework == "tf" else "PyTorch's own loops"
 
     def library(one: m.Product) -> str:
         calls = known.of.get(kinds.PRODUCTS if one.kind == kinds.ATTENTION else one.kind, {})
-        return calls.get(tuple(sorted(one.shape)), calls.get(ANY, loops))
+        return calls.get(ANY if one.kind == kinds.CONVOLUTIONS else tuple(sorted(one.shape)), "")
 
     products = [m.replaced(p, library=library(p)) for p in side.products]
     pieces = [part for piece in side.pieces for part in _divided(piece, known.reorders)]

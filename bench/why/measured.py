@@ -40,7 +40,8 @@ class Piece(Struct, frozen=True, kw_only=True):
 class Product(Struct, frozen=True, kw_only=True):
     """Calls of products or convolutions of one shape: seconds and operations of a step.
 
-    shape: (m, k, n) of a product (m, k) @ (k, n); of a convolution the shapes of its operands.
+    shape: (m, k, n) of a product (m, k) @ (k, n); of a convolution or of fused attention as the
+    kits' `convolution_seconds` and `attention_seconds` have it; () where it is not known.
     library: which ran it, as its verbose mode says; "" where it does not.
     """
 
@@ -82,8 +83,9 @@ class Facts(Struct, frozen=True, kw_only=True):
 class Side(Struct, frozen=True, kw_only=True):
     """One of two programs. rounds: mean seconds a step of each, without the profiler.
 
-    profiled: seconds a step with it. layers: the names of the model's modules. pieces sum to the
-    profiled step; `parts` are scaled to what it is without the profiler.
+    profiled: seconds a step with it. layers: the model's in their order, each with the lengths of
+    its first weight. trains: whether a step has gradients. pieces sum to the profiled step; `parts`
+    are scaled to what it is without the profiler.
     """
 
     name: str
@@ -93,7 +95,8 @@ class Side(Struct, frozen=True, kw_only=True):
     pieces: list[Piece]
     facts: Facts
     products: list[Product] = []
-    layers: list[str] = []
+    layers: dict[str, list[int]] = {}
+    trains: bool = True
 
     @property
     def step(self) -> float:

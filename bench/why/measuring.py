@@ -34,7 +34,10 @@ ALONE_S = 0.3
 
 
 class Program:
-    """A step and its batches, in the process in which they run. impl: `pt_impl` or `tf_impl`."""
+    """A step and its batches, in the process in which they run. impl: `pt_impl` or `tf_impl`.
+
+    of_file: whether a file is run, in a runtime that the profiler does not see.
+    """
 
     def __init__(
         self,
@@ -45,8 +48,9 @@ class Program:
         model: Any = None,
         *,
         round_s: float = ROUND_S,
+        of_file: bool = False,
     ) -> None:
-        self.round_s = round_s
+        self.round_s, self._of_file = round_s, of_file
         self.name, self.impl, self.step, self.model = name, impl, step, model
         self.framework = impl.__name__.removesuffix("_impl")
         self._kit = importlib.import_module(f"{impl.__name__}.kit.step_events")
@@ -110,19 +114,41 @@ class Program:
             pieces=self._pieces(swept.pieces, profiled),
             products=swept.products,
             layers=self._kit.layers(self.model),
+            trains=any(one.phase == kinds.BACKWARD for one in swept.pieces),
             facts=self._facts({one.dtype for one in swept.products} | {"float32"}),
         )
 
-    def product(self, shape: tuple[int, int, int], dtype: str) -> float:
-        """Seconds of a product by itself."""
-        return product_alone(self._kit, shape, dtype)
+    def compute(
+        self,
+        kind: str,
+        shape: tuple[int, ...],
+        dtype: str,
+        *,
+        train: bool = False,
+        seconds: float = ALONE_S,
+    ) -> float:
+        """Seconds of one product, convolution or attention: the fastest that fit into `seconds`.
+
+        train: with its gradients; a product never has them. shape: see `measured.Product`.
+        """
+        if kind == kinds.PRODUCTS:
+            rows, inner, columns = shape
+            draw = np.random.default_rng(0).standard_normal
+            a, b = (draw(size, dtype=np.float32) for size in ((rows, inner), (inner, columns)))
+            return self._kit.product_seconds(a, b, dtype=dtype, seconds=seconds)
+        convolves = kind == kinds.CONVOLUTIONS
+        call = self._kit.convolution_seconds if convolves else self._kit.attention_seconds
+        return call(shape, dtype=dtype, train=train, seconds=seconds)
 
     def _pieces(self, pieces: list[m.Piece], profiled: float) -> list[m.Piece]:
-        """Without the profiler's cost. Where each step compiles, so does what is dispatched."""
+        """Without the profiler's cost. What passes between operators, where each step compiles, is
+        compiling; where a file runs, its runtime."""
         pieces = without_profiler(pieces, median(self.rounds), profiled)
-        if not all(graphs for _, graphs in self._taken):
-            return pieces
         again = {"kind": kinds.RECOMPILATION, "layer": "", "phase": ""}
+        if self._of_file:
+            again["kind"] = kinds.RUNTIME
+        elif not all(graphs for _, graphs in self._taken):
+            return pieces
         between = (kinds.DISPATCH, kinds.WAITING)
         return [m.replaced(one, **again) if one.kind in between else one for one in pieces]
 
@@ -218,14 +244,3 @@ def alternately(programs: list[Program], *, rounds: int) -> list[m.Side]:
         for program in programs[:: 1 if number % 2 else -1]:
             program.round()
     return [program.side() for program in programs]
-
-
-# Products by themselves --------------------------------------------------------------------------
-
-
-def product_alone(kit: ModuleType, shape: tuple[int, int, int], dtype: str) -> float:
-    """Seconds of one product (m, k) @ (k, n), the fastest of those that fit into `ALONE_S`."""
-    rows, inner, columns = shape
-    draw = np.random.default_rng(0).standard_normal
-    a, b = (draw(size, dtype=np.float32) for size in ((rows, inner), (inner, columns)))
-    return kit.product_seconds(a, b, dtype=dtype, seconds=ALONE_S)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+import threading
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,11 +25,18 @@ from bench.harness.plan import FRAMEWORKS, SEED, CaseMessage
 from bench.harness.processes import ROOT
 from bench.why import libraries
 from bench.why.measured import Side
+from shared.step_events import PRODUCTS
 from shared.user_model import one_line
 
 VERBOSE = {"ONEDNN_VERBOSE": "1", "MKL_VERBOSE": "1"}
 MARK = "twinbench: verbose steps"  # stands before them and after them
 VERBOSE_STEPS = 2
+MOST_SHAPES = 12
+ON_A_GPU = (
+    "the step runs on a GPU, whose kernels have no kinds of work here: hide the GPU "
+    "(CUDA_VISIBLE_DEVICES=) and ask of the CPU"
+)
+Shape = tuple[tuple[int, ...], str]  # of a product, and its dtype
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,10 +51,22 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     variables: dict[str, str] = {}
 
 
+class Alone(msgspec.Struct, frozen=True, kw_only=True):
+    """What is computed by itself, see `measuring.Program.compute`."""
+
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    train: bool = False
+
+
 class Running:
     """A process that measures; a context that ends it."""
 
-    def __init__(self, request: Request, log: Path | None = None) -> None:
+    def __init__(
+        self, request: Request, log: Path | None = None, seconds: float | None = None
+    ) -> None:
+        """Start it. seconds: after which it is stopped."""
         self.request = request
         flavour = FRAMEWORKS[request.framework].flavours[0]
         environment = machine.process_environment(
@@ -55,6 +76,7 @@ class Running:
         self._open = ExitStack()
         if log is None:
             log = Path(self._open.enter_context(tempfile.TemporaryDirectory())) / "log"
+        self.log = log
         self._log = self._open.enter_context(log.open("w+b"))
         self._process = subprocess.Popen(
             [sys.executable, "-m", "bench.why.side"],
@@ -64,6 +86,10 @@ class Running:
             stdout=subprocess.PIPE,
             stderr=self._log,
         )
+        if seconds is not None:
+            timer = threading.Timer(max(seconds, 0.0), self._process.kill)
+            timer.start()
+            self._open.callback(timer.cancel)
         self._send(msgspec.json.encode(request))
         self.ready = False
 
@@ -95,17 +121,17 @@ class Running:
         """What was measured, and a profile."""
         return msgspec.convert(self._ask("side"), Side)
 
-    def product(self, shape: tuple[int, ...], dtype: str) -> float:
-        """Seconds of a product by itself, on all threads."""
-        return self._ask("product", shape=list(shape), dtype=dtype)
+    def compute(self, one: Alone, *, single: bool) -> float:
+        """Seconds of a product, a convolution or attention by itself, on one thread or on all."""
+        return self._ask("compute", single=single, **msgspec.to_builtins(one))
 
     def single(self) -> float:
         """Seconds of a step on one thread."""
         return self._ask("single")
 
-    def verbose(self) -> None:
-        """Take steps whose library calls the log shows."""
-        self._ask("verbose")
+    def verbose(self, shapes: list[Shape]) -> None:
+        """Take steps whose library calls the log shows, then products of these shapes."""
+        self._ask("verbose", shapes=shapes)
 
     def _ask(self, what: str, **given: object) -> Any:
         self.wait()
@@ -131,23 +157,42 @@ class Running:
         return answer["value"]
 
     def _last_words(self) -> str:
+        if self._process.wait() == -signal.SIGKILL:
+            return "it was stopped: it took too long, or memory was short"
         self._log.seek(0)
         lines = self._log.read().decode("utf-8", "replace").strip().splitlines()
         return lines[-1] if lines else "its process ended without a word"
 
 
-def used_libraries(request: Request) -> libraries.Calls:
-    """Which library runs which products of a side's step, as `libraries.read` tells them.
+def with_libraries(
+    pair: tuple[Request, Request], sides: list[Side], seconds: float | None = None
+) -> list[Side]:
+    """The sides with the library of each product, as oneDNN's and MKL's verbose modes tell it.
 
-    In a process of its own, since each line that a library prints takes time.
+    In processes of their own, since each line that a library prints takes time. seconds: at most.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
-        variables = request.variables | VERBOSE
-        with Running(msgspec.structs.replace(request, variables=variables), log) as running:
-            running.verbose()
-        text = log.read_text("utf-8", "replace")
-    return libraries.read(text.split(MARK)[1].splitlines() if MARK in text else [])
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        runs = []
+        for place, one in enumerate(pair):
+            request = msgspec.structs.replace(one, variables=one.variables | VERBOSE)
+            runs.append(stack.enter_context(Running(request, folder / str(place), seconds)))
+        known = []
+        for side, running in zip(sides, runs, strict=True):
+            shapes = _shapes(side)
+            running.verbose(shapes)
+            text = running.log.read_text("utf-8", "replace")
+            _, steps, *alone, _ = [part.splitlines() for part in text.split(MARK)]
+            printed = {shape: lines for (shape, _), lines in zip(shapes, alone, strict=True)}
+            known.append(libraries.with_libraries(side, libraries.read(steps, printed)))
+    return known
+
+
+def _shapes(side: Side) -> list[Shape]:
+    """The products that take most, each shape and dtype once."""
+    products = sorted(side.products, key=lambda one: -one.seconds)
+    every = [(p.shape, p.dtype) for p in products if len(p.shape) == 3 and None not in p.shape]
+    return list(dict.fromkeys(every))[:MOST_SHAPES]
 
 
 # In the process ----------------------------------------------------------------------------------
@@ -188,7 +233,10 @@ def _built(request: Request) -> Any:
     batches = getattr(operations.impl, "stream", None) or operations.batches
     model = operations.prepared.model
     impl = sys.modules[framework.package]
-    program = Program(request.name, impl, operations.call, batches, model)
+    if not impl.kit.runtime.device().lower().startswith("cpu"):
+        raise ValueError(ON_A_GPU)
+    file = bool(operations.prepared.write)
+    program = Program(request.name, impl, operations.call, batches, model, of_file=file)
     program.round()
     program.rounds.clear()
     return program
@@ -199,8 +247,10 @@ def _answered(program: Any, what: str, given: dict) -> Any:
         return program.round()
     if what == "side":
         return program.side()
-    if what == "product":
-        return program.product(tuple(given["shape"]), given["dtype"])
+    if what == "compute":
+        threads = program.impl.kit.runtime.one_thread if given.pop("single") else nullcontext
+        with threads():
+            return program.compute(**given)
     if what == "single":
         with program.impl.kit.runtime.one_thread():
             return program.alone()
@@ -208,8 +258,10 @@ def _answered(program: Any, what: str, given: dict) -> Any:
         print(MARK, flush=True)
         for _ in range(VERBOSE_STEPS):
             program.take()
-        sys.stdout.flush()
         print(MARK, flush=True)
+        for shape, dtype in given["shapes"]:
+            program.compute(PRODUCTS, shape, dtype, seconds=0.0)
+            print(MARK, flush=True)
         return True
     raise ValueError(f"nothing is known of {what}")
 

@@ -10,14 +10,17 @@ anew: all of it belongs to no layer.
 
 from __future__ import annotations
 
+import ast
 import json
+import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from pt_impl.kit import recorded_products
 from shared import step_events as kinds
@@ -30,6 +33,7 @@ _COMPILED = "CompiledFxGraph"
 # Where the two matrices stand among the inputs of a product.
 _OPERANDS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
 _OPERANDS["_addmm_activation"] = (1, 2)
+_FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 
 
 def profile(
@@ -54,9 +58,11 @@ def profile(
     return (*_events_of(read), ready.added(taken))
 
 
-def layers(model: torch.nn.Module | None) -> list[str]:
-    """The names of the modules."""
-    return [name for name, _ in model.named_modules() if name] if model else []
+def layers(model: torch.nn.Module | None) -> dict[str, list[int]]:
+    """The names of the modules, each with the lengths of its first weight; none without one."""
+    modules = model.named_modules() if model else ()
+    first = ((name, next(module.parameters(False), None)) for name, module in modules if name)
+    return {name: [] if one is None else sorted(one.shape) for name, one in first}
 
 
 def weights(model: torch.nn.Module | None) -> list[np.ndarray]:
@@ -78,6 +84,52 @@ def product_seconds(a: np.ndarray, b: np.ndarray, *, dtype: str, seconds: float)
     """The fastest of the products of two matrices in `dtype` that fit into so many seconds."""
     left, right = (torch.from_numpy(one).to(getattr(torch, dtype)) for one in (a, b))
     return fastest(lambda: torch.mm(left, right), seconds=seconds)
+
+
+def convolution_seconds(
+    shape: tuple[int, ...], *, dtype: str, train: bool, seconds: float
+) -> float:
+    """The fastest of the convolutions that fit into so many seconds, with gradients if `train`.
+
+    shape: as an event has it, see `_convolution`.
+    """
+    n, h, w, c, kh, kw, kc, co, *stride, ph, pw, last = shape
+    layout = torch.channels_last if last else torch.contiguous_format
+    x, weight = (
+        torch.randn(size, dtype=getattr(torch, dtype)).to(memory_format=layout)
+        for size in ((n, c, h, w), (co, kc, kh, kw))
+    )
+
+    def compute(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x, weight, None, stride, (ph, pw), 1, c // kc)
+
+    return _seconds(compute, (x, weight), train, seconds)
+
+
+def attention_seconds(shape: tuple[int, ...], *, dtype: str, train: bool, seconds: float) -> float:
+    """The same of self-attention without a mask. shape: (batch, length, width), and for the fused
+    kernel whether it is causal."""
+    qkv = [torch.randn((1, *shape[:3]), dtype=getattr(torch, dtype)) for _ in range(3)]
+
+    def compute(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if len(shape) > 3:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=bool(shape[3]))
+        return torch.softmax(q @ k.mT * shape[2] ** -0.5, dim=-1) @ v
+
+    return _seconds(compute, qkv, train, seconds)
+
+
+def _seconds(compute: Callable, inputs: Sequence, train: bool, seconds: float) -> float:
+    for one in inputs:
+        one.requires_grad_(train)
+
+    def call() -> None:
+        with torch.set_grad_enabled(train):
+            y = compute(*inputs)
+            if train:
+                torch.autograd.grad(y, inputs, torch.ones_like(y))
+
+    return fastest(call, seconds=seconds)
 
 
 def _events_of(trace: list[dict]) -> tuple[list[Event], Steps]:
@@ -171,12 +223,40 @@ def _marked(model: torch.nn.Module | None) -> Iterator[None]:
 
 def _product(raw: dict) -> tuple[tuple[int, ...], float, str] | None:
     """Shape, operations and dtype of what computes a product or a convolution."""
+    name = raw["name"].rpartition("::")[2]
+    if name == _FLASH:
+        return _attention(raw["args"])
     counted = recorded_products._flops(raw)
     if counted is None:
         return None
-    name, shapes = raw["name"].rpartition("::")[2], raw["args"]["Input Dims"]
+    shapes = raw["args"]["Input Dims"]
     if name in _OPERANDS:
         a, b = (shapes[place] for place in _OPERANDS[name])
         return (a[-2], a[-1], b[-1]), *counted
-    operands = shapes[1:3] if name == "convolution_backward" else shapes[:2]
-    return tuple(length for shape in operands for length in shape), *counted
+    return _convolution(raw["args"]) if name == "convolution" else (), *counted
+
+
+def _convolution(about: dict) -> tuple[int, ...]:
+    """(n, h, w, c, kernel h, w, c / groups, outputs, stride h, w, padding h, w, channels last).
+
+    Of two dimensions without dilation; of others ().
+    """
+    x, weight = about["Input Dims"][:2]
+    said = [ast.literal_eval(one or "None") for one in about["Concrete Inputs"][3:7]]
+    if len(x) != 4 or said[3] or any(one != 1 for one in said[2]):
+        return ()
+    stride, padding = (both * 2 if len(both) == 1 else both for both in said[:2])
+    last = x[1] > 1 and about.get("Input Strides", [[0, 0]])[0][1] == 1
+    (n, c, h, w), (outputs, inner, *kernel) = x, weight
+    return n, h, w, c, *kernel, inner, outputs, *stride, *padding, int(last)
+
+
+def _attention(about: dict) -> tuple[tuple[int, ...], float, str] | None:
+    """(batch and heads, length, width, causal) of the fused kernel's self-attention."""
+    dtype = recorded_products._DTYPES.get(about["Input type"][0])
+    q, k = about["Input Dims"][:2]
+    if dtype is None or q != k:
+        return None
+    causal = about["Concrete Inputs"][4] == "True"
+    batch, length, width = math.prod(q[:-2]), *q[-2:]
+    return (batch, length, width, int(causal)), 4.0 * batch * length**2 * width, dtype

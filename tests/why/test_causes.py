@@ -37,7 +37,7 @@ def side(name: str, milliseconds: dict[str, float] = USUAL, **facts) -> m.Side:
         profiled=step * 1.1,
         pieces=pieces,
         facts=m.Facts(**known),
-        layers=["block0", "block0.up"],
+        layers={"block0": [], "block0.up": [4, 8]},
     )
 
 
@@ -158,7 +158,7 @@ def test_products_by_themselves_bear_a_cause_out_or_make_it_a_guess(alone, statu
     fast = m.replaced(side("plain"), products=[product("oneDNN", 10 * MS)])
     difference = compare(slow, fast)
     (cause,) = causes(difference)
-    judged = experiments.products_alone(cause, difference, lambda *_: alone, lambda *_: 0.1 * MS)
+    judged = experiments.alone(cause, difference, lambda *_, **__: alone, lambda *_, **__: 0.1 * MS)
     assert judged.status == status
     assert ("a guess" in sentence(difference, [judged])) == (status == GUESS)
 

@@ -46,20 +46,29 @@ def profile(
             run_steps(step, batches, count=1)
             ready = Ready(_mark)
             taken = run_steps(step, batches, count=count, mark=ready.mark)
+            # One step more: threads of the last one still have to say that they ran.
+            run_steps(step, batches, count=1)
         path = max(Path(folder, "log").rglob("*.xplane.pb"))
         space = xplane_pb2.XSpace.FromString(path.read_bytes())
+    of_class = {name: type(layer).__name__ for name, layer in _layers(model).items()}
     lines = {
         f"{line.name}/{line.id}": _read(plane, line)
         for plane in space.planes
         if plane.name == "/host:CPU"
         for line in plane.lines
     }
-    return (*_events_of(lines, _classes(model)), ready.added(taken))
+    return (*_events_of(lines, of_class), ready.added(taken))
 
 
-def layers(model: Any) -> list[str]:
-    """The names of the layers."""
-    return list(_classes(model))
+def layers(model: Any) -> dict[str, list[int]]:
+    """The names of the layers, each with the lengths of its first weight; none without one.
+
+    A layer that has others has none: its weights are theirs.
+    """
+    return {
+        name: sorted(one.weights[0].shape) if one.weights and not _inner(one) else []
+        for name, one in _layers(model).items()
+    }
 
 
 def weights(model: Any) -> list[np.ndarray]:
@@ -84,15 +93,62 @@ def product_seconds(a: np.ndarray, b: np.ndarray, *, dtype: str, seconds: float)
     return fastest(lambda: multiply(left, right), seconds=seconds)
 
 
-def _classes(model: Any) -> dict[str, str]:
-    """Layer -> the name of its class; those of models within the model, too."""
-    found: dict[str, str] = {}
-    waiting = [*getattr(model, "layers", ())]
-    while waiting:
-        layer = waiting.pop()
-        found[layer.name] = type(layer).__name__
-        waiting += getattr(layer, "layers", None) or getattr(layer, "_layers", None) or ()
-    return found
+def convolution_seconds(
+    shape: tuple[int, ...], *, dtype: str, train: bool, seconds: float
+) -> float:
+    """The fastest of the convolutions that fit into so many seconds, with gradients if `train`.
+
+    shape: as an event has it, see `_convolution`.
+    """
+    n, h, w, c, kh, kw, kc, co, *stride, ph, _, _ = shape
+    depthwise, padding = kc == 1 < c, "SAME" if ph else "VALID"
+    kernel = (kh, kw, c, co // c) if depthwise else (kh, kw, kc, co)
+    convolve = tf.nn.depthwise_conv2d if depthwise else tf.nn.conv2d
+    strides = [1, *stride, 1]
+    inputs = [_random(size, dtype) for size in ((n, h, w, c), kernel)]
+    return _seconds(lambda x, k: convolve(x, k, strides, padding), inputs, train, seconds)
+
+
+def attention_seconds(shape: tuple[int, ...], *, dtype: str, train: bool, seconds: float) -> float:
+    """The same of self-attention without a mask. shape: (batch, length, width)."""
+    qkv = [_random(shape[:3], dtype) for _ in range(3)]
+
+    def compute(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
+        return tf.nn.softmax(tf.matmul(q, k, transpose_b=True) * shape[2] ** -0.5) @ v
+
+    return _seconds(compute, qkv, train, seconds)
+
+
+def _random(size: tuple[int, ...], dtype: str) -> tf.Tensor:
+    return tf.cast(tf.random.stateless_normal(size, seed=(0, 0)), dtype)
+
+
+def _seconds(compute: Callable, inputs: list, train: bool, seconds: float) -> float:
+    @tf.function
+    def call(*inputs: tf.Tensor) -> Any:
+        if not train:
+            return compute(*inputs)
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            y = compute(*inputs)
+        return tape.gradient(y, inputs)
+
+    return fastest(lambda: call(*inputs), seconds=seconds)
+
+
+def _layers(model: Any) -> dict[str, Any]:
+    """Layer by name, in their order; those of models within the model, too."""
+    known: dict[str, Any] = {}
+    for layer in _inner(model):
+        known[layer.name] = layer
+        known |= _layers(layer)
+    return known
+
+
+def _inner(layer: Any) -> list:
+    if isinstance(layer, tf.keras.layers.RNN):
+        return []  # its cell has its weights
+    return getattr(layer, "layers", None) or getattr(layer, "_layers", None) or []
 
 
 def _events_of(
@@ -210,14 +266,31 @@ def _product(graphs: list, scope: str, kind: str) -> tuple[tuple[int, ...], floa
 
 
 def _shape(operation: tf.Operation) -> tuple[int, ...]:
-    """(m, k, n) of a product; of a convolution the shapes of its operands."""
+    """(m, k, n) of a product; of a convolution see `_convolution`."""
     shapes = [list(value.shape.as_list()) for value in operation.inputs][:2]
     if "MatMul" not in operation.type or len(shapes) < 2:
-        images = [shape for shape in shapes if len(shape) > 2]
-        return tuple(length for shape in images for length in shape if length)
+        return _convolution(operation, *shapes)
     a, b = shapes
     names = ("adj_x", "adj_y") if "Batch" in operation.type else ("transpose_a", "transpose_b")
     flips = [operation.get_attr(name) for name in names]
     a = a[:-2] + a[-2:][::-1] if flips[0] else a
     b = b[:-2] + b[-2:][::-1] if flips[1] else b
     return a[-2], a[-1], b[-1]
+
+
+def _convolution(operation: tf.Operation, x: list, weights: list, *_: list) -> tuple[int, ...]:
+    """(n, h, w, c, kernel h, w, c / groups, outputs, stride h, w, padding h, w, channels last).
+
+    Of the forward pass in two dimensions without dilation; of others ().
+    """
+    forward = operation.type in ("Conv2D", "DepthwiseConv2dNative")
+    if not forward or operation.get_attr("data_format") != b"NHWC":
+        return ()
+    if None in (*x, *weights) or any(one != 1 for one in operation.get_attr("dilations")):
+        return ()
+    *kernel, inner, outputs = weights
+    if operation.type != "Conv2D":
+        inner, outputs = 1, inner * outputs
+    same = operation.get_attr("padding") == b"SAME"
+    padding = [(length - 1) // 2 if same else 0 for length in kernel]
+    return *x, *kernel, inner, outputs, *operation.get_attr("strides")[1:3], *padding, 1

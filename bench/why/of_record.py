@@ -1,0 +1,171 @@
+"""The causes beside a record's headline ratios, which are measured after its run and kept in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from bench.analysis.machine_class import differences, same_class
+from bench.analysis.questions import answers
+from bench.analysis.ranking import PREDICT, TRAIN
+from bench.analysis.table import TIME
+from bench.harness import machine
+from bench.harness.plan import Case as Plan
+from bench.harness.plan import Workload
+from bench.harness.run_plan import techniques
+from bench.record import FRAMEWORKS, Case, NamedCause, Record, Why
+from bench.report.advised import named
+from bench.report.names import name_of
+from bench.why import pairs
+from bench.why.causes import Cause, sentence
+from bench.why.difference import Difference
+from bench.why.side import Request
+from shared import datasets
+from shared.cgroups import usable_threads
+from shared.specs import TASKS
+
+LEAST_S = 30.0  # that a pair takes
+Pair = tuple[Case, Case]
+
+
+def headline(record: Record) -> list[Pair]:
+    """The pairs whose times the answer compares: both frameworks' rows, a row and its baseline.
+
+    Those of both frameworks first.
+    """
+    timed = [
+        answer
+        for answer in answers(record)
+        if answer.goal.figure == TIME and answer.work.kind in (TRAIN, PREDICT)
+    ]
+    made = [
+        tuple(answer.sides[name].best.case for name in FRAMEWORKS)
+        for answer in timed
+        if answer.between and answer.between.bounds
+    ]
+    rows = (named(side) for answer in timed for side in answer.sides.values())
+    made += [(row.case, row.base) for row in rows if row and row.base]
+    own = {(a.id, b.id): (a, b) for a, b in made if not (a.is_legacy or b.is_legacy)}
+    return list(own.values())
+
+
+def check_machine(record: Record) -> None:
+    """Raise ValueError where the record is of another class of machine than this."""
+    here = machine.describe(usable_threads())
+    theirs = record.environment
+    theirs = theirs.but(products={}, peak_flops=None, bandwidth=None, chain=None, gpu=here.gpu)
+    if not same_class(theirs, here):
+        apart = differences(theirs, here)[0]
+        raise ValueError(f"the record is of another class of machine: {apart}")
+
+
+def with_causes(
+    record: Record,
+    request: Callable[[Case, str], Request],
+    seconds: float,
+    say: Callable[[str], None] = pairs.say,
+) -> Record:
+    """The record with the causes of as many of its headline pairs as fit into so many seconds.
+
+    Those that it has stay. A pair whose difference now has another sign has none.
+    """
+    end = time.monotonic() + seconds
+    known = {(one.numerator, one.denominator): one for one in record.why}
+    wanted = headline(record)
+    for number, (a, b) in enumerate(wanted, start=1):
+        if (a.id, b.id) in known:
+            continue
+        left = end - time.monotonic()
+        if left < LEAST_S:
+            say(f"no time is left for {len(wanted) - number + 1} of {len(wanted)} pairs")
+            break
+        names = _names(a, b)
+        say(f"{number} of {len(wanted)}: {names[0]} and {names[1]}, {a.task}, batch {a.batch_size}")
+        try:
+            both = request(a, names[0]), request(b, names[1])
+            difference, causes = pairs.explained(both, seconds=left, say=lambda _: None)
+        except ValueError as error:
+            say(str(error))
+            continue
+        if _turned(difference, a, b):
+            say("left out: the faster of the two is the slower one now")
+            continue
+        known[a.id, b.id] = of_difference(a.id, b.id, difference, causes)
+    return record.but(why=list(known.values()))
+
+
+def _names(a: Case, b: Case) -> tuple[str, str]:
+    if a.framework == b.framework:
+        return name_of(a, short=True), name_of(b, short=True)
+    return tuple(
+        one.framework_title + (f" {name_of(one, short=True)}" if one.role != "baseline" else "")
+        for one in (a, b)
+    )
+
+
+def _turned(difference: Difference, a: Case, b: Case) -> bool:
+    """Whether the record and the difference disagree on which of the two is slower."""
+    ours, theirs = a.timing.median_s, b.timing.median_s
+    return (
+        bool(ours and theirs)
+        and not difference.is_noise
+        and ((ours - theirs) * difference.seconds < 0)
+    )
+
+
+def of_difference(a: str, b: str, difference: Difference, causes: Iterable[Cause]) -> Why:
+    """What is kept of a difference. a, b: the ids of the cases."""
+    causes = list(causes)
+    return Why(
+        numerator=a,
+        denominator=b,
+        sentence=sentence(difference, causes),
+        seconds=difference.seconds,
+        ci=difference.interval,
+        names=(difference.a.name, difference.b.name),
+        kinds={line.what: (line.a, line.b) for line in difference.kinds},
+        causes=[
+            NamedCause(
+                kind=one.kind,
+                seconds=one.seconds,
+                words=one.words,
+                status=one.status,
+                evidence=one.evidence,
+            )
+            for one in causes
+        ],
+    )
+
+
+def of_a_file(
+    record: Record, cases: dict[str, Plan], data: str, seconds: float, say: Callable[[str], None]
+) -> Record:
+    """The record of a user's file with causes: of both frameworks' best rows, and of the best.
+
+    cases: by id. data: the folder of what was prepared of the file.
+    """
+
+    def request(case: Case, name: str) -> Request:
+        return pairs.request(cases[case.id], name, data, case.batch_size)
+
+    return with_causes(record, request, seconds, say)
+
+
+def of_suite(folder: Path) -> Callable[[Case, str], Request]:
+    """What runs a case of the suite. folder: where data are."""
+    every = techniques()
+
+    def request(case: Case, name: str) -> Request:
+        technique = every.get(case.technique)
+        variants = {one.name: one for one in technique.variants} if technique else {}
+        if case.variant not in variants:
+            raise ValueError(f"{case.id} is not of this version")
+        work = Workload(case.task, "compute", mode=case.mode)
+        plan = pairs.case_of(technique, variants[case.variant], case.framework, work)
+        if TASKS[case.task].dataset.kind == "photos":
+            raise ValueError(f"{case.task} is a folder of files")
+        data = datasets.materialise(TASKS[case.task].dataset, folder)
+        return pairs.request(plan, name, str(data), case.batch_size)
+
+    return request

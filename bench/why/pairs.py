@@ -1,0 +1,151 @@
+"""Which two programs are compared, and their measuring."""
+
+from __future__ import annotations
+
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from bench import user_task
+from bench.harness import machine
+from bench.harness.plan import FRAMEWORKS, Case, Technique, Variant, Workload
+from bench.harness.run_plan import techniques
+from bench.why import experiments
+from bench.why.causes import Cause, causes
+from bench.why.difference import Difference, compare
+from bench.why.side import Request, Running, with_libraries
+from shared import datasets
+from shared.cgroups import usable_threads
+from shared.specs import TASKS
+
+ROUNDS = 7
+Say = Callable[[str], None]
+
+
+def asked(given: Namespace, folder: Path) -> tuple[Request, Request]:
+    """What either side runs, by the options. Raises ValueError for names that there are not."""
+    every = techniques()
+    name = given.technique or "baseline"
+    if name not in every:
+        raise ValueError(f"there is no technique {name!r}: {', '.join(sorted(every))}")
+    technique = every[name]
+    task, data, sides, size = _work(given, folder)
+    base = next((one for one in technique.variants if one.role == "baseline"), None)
+    others = [one for one in technique.variants if one is not base and one.role == "variant"]
+    if base is None or (given.technique and not others):
+        raise ValueError(f"{name} has no rows to compare")
+    variant = _variant(technique, given.variant, others) if given.technique else base
+    twins = given.framework_pair or not given.technique
+    if twins and len(sides) < 2:
+        raise ValueError(f"{given.what} has a model for one framework: give --technique")
+    framework = given.framework or next(iter(sides))
+    both = [(side, variant) for side in FRAMEWORKS]
+    if not twins:
+        both = [(framework, variant), (framework, base)]
+    work = Workload(task, "compute", mode="predict" if given.predict else "train")
+    a, b = (
+        request(
+            case_of(technique, one, side, work),
+            FRAMEWORKS[side].title if twins else one.title or one.name.replace("_", " "),
+            data,
+            size,
+        )
+        for side, one in both
+    )
+    return a, b
+
+
+def _variant(technique: Technique, name: str | None, others: list[Variant]) -> Variant:
+    chosen = [one for one in others if name in (None, one.name)]
+    if not chosen:
+        names = ", ".join(one.name for one in others)
+        raise ValueError(f"{technique.name} has no variant {name!r}: {names}")
+    return chosen[0]
+
+
+def case_of(technique: Technique, variant: Variant, side: str, work: Workload) -> Case:
+    """A row in a framework. Raises ValueError where it is not for that."""
+    if side not in variant.frameworks:
+        raise ValueError(f"{variant.name} of {technique.name} is not for {side}")
+    module = f"bench.{technique.family}.bench_{technique.name}"
+    flavour = FRAMEWORKS[side].flavours[0]
+    place = technique.family, technique.name, module, side, flavour
+    return Case(*place, variant, work, technique.composed_of)
+
+
+def request(case: Case, name: str, data: str, size: int) -> Request:
+    """What a process runs. data: the folder of the task's data. size: samples a step."""
+    return Request(
+        name=name,
+        framework=case.framework,
+        case=msgspec.structs.replace(case.message(), batch_size=size),
+        data=data,
+        threads=usable_threads(),
+        allocator=case.variant.allocator or "tuned",
+    )
+
+
+def _work(given: Namespace, folder: Path) -> tuple[str, str, list[str], int]:
+    """The task, the folder of its data, its frameworks, and samples a step."""
+    if given.what not in TASKS and not given.what.endswith(".py"):
+        names = ", ".join(sorted(TASKS))
+        raise ValueError(f"there is no task {given.what!r}: {names}; or give a file.py or a record")
+    if given.what in TASKS:
+        task = TASKS[given.what]
+        if task.dataset.kind == "photos":
+            raise ValueError(f"{given.what} is a folder of files: give a task of arrays")
+        data = str(datasets.materialise(task.dataset, folder))
+        return task.name, data, list(FRAMEWORKS), given.batch or task.compute_batch
+    if given.batch is not None:
+        raise ValueError("--batch is that of a task: a file brings its own batches")
+    wanted = {given.framework} if given.framework else set()
+    model = user_task.prepare(given.what, folder, {}, wanted, say)
+    place = folder.resolve() / "data" / model.about["folder"]
+    return model.task.name, str(place), model.sides, model.about["batch_size"]
+
+
+def say(what: str) -> None:
+    """To standard error."""
+    print(f"{what} ...", file=sys.stderr, flush=True)
+
+
+def explained(
+    pair: tuple[Request, Request],
+    *,
+    rounds: int = ROUNDS,
+    thorough: bool = False,
+    seconds: float | None = None,
+    say: Say = say,
+) -> tuple[Difference, list[Cause]]:
+    """The difference of two sides, and its causes after the experiments.
+
+    thorough: also those in new processes. seconds: at most; raises ValueError after these.
+    """
+    end = None if seconds is None else time.monotonic() + seconds
+    watch = machine.Watch()
+    with ExitStack() as stack:
+        a, b = (stack.enter_context(Running(one, seconds=seconds)) for one in pair)
+        a.wait()
+        b.wait()
+        say(f"{rounds} rounds of steps, in turns, then a profile of each")
+        for number in range(rounds):
+            for one in (a, b) if number % 2 else (b, a):
+                one.round()
+        sides = [one.side() for one in (a, b)]
+        if busy := machine.busy(watch.stop().others):
+            say(f"{busy}: end them, or figures scatter")
+        if compare(*sides).is_noise:
+            return compare(*sides), []
+        say("which libraries compute")
+        left = None if end is None else end - time.monotonic()
+        difference = compare(*with_libraries(pair, sides, left))
+        say("testing what was found")
+        named = experiments.tested(causes(difference), difference, a, b)
+    if thorough:
+        named = experiments.thorough(named, difference, *pair)
+    return difference, named
