@@ -350,12 +350,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if effort == "default" and _asks_for(state, technique.name):
         effort = "ordinary"
     cases = cases_of(technique, metafunc.module.__name__, effort)
-    asked = state.model or chosen["task"] or _asks_for(state, technique.name)
-    if not asked:
-        if not comes_unasked(technique, effort):
+    named = _asks_for(state, technique.name)
+    if not (state.model or chosen["task"]):
+        if not (named or comes_unasked(technique, effort)):
             cases = []
         elif effort == "quick":
-            cases = at_a_glance(cases)
+            cases = at_a_glance(cases, named=named)
         state.left_out += [technique.name] * (not cases)
     if not (state.model or chosen["task"] or chosen["variant"]):
         cases = one_by_one(cases)

@@ -51,12 +51,14 @@ def comes_unasked(technique: Technique, effort: str) -> bool:
     return EFFORTS.index(technique.effort) <= level
 
 
-def at_a_glance(cases: list[Case]) -> list[Case]:
-    """What a quick run has of a technique that nobody asked for: its timed rows of small models.
+def at_a_glance(cases: list[Case], *, named: bool = False) -> list[Case]:
+    """What a quick run has of a technique: its timed rows of small models.
 
-    Large ones, and what a bench file measures itself, take minutes each.
+    Large ones, and what a bench file measures itself, take minutes each. Who names it gets the
+    latter, too, and the large ones where there are no others.
     """
-    return [case for case in cases if case.timed and not case.task.blocks]
+    small = [case for case in cases if not case.task.blocks]
+    return (small or cases) if named else [case for case in small if case.timed]
 
 
 def one_by_one(cases: list[Case]) -> list[Case]:

@@ -351,6 +351,11 @@ def test_a_quick_run_has_the_small_models_that_are_timed_and_names_the_rest():
     ]
     found = at_a_glance(every)
     assert all(case.timed and case.task.blocks is None for case in found)
+    named = at_a_glance(every, named=True)
+    assert named == [case for case in every if not case.task.blocks] != found
+    large = [case for case in every if case.task.blocks]
+    assert at_a_glance(large, named=True) == large
+    assert at_a_glance(large) == []
     assert {"text-gpt-10m", "photos"} <= {c.task.name for c in every} - {c.task.name for c in found}
     plan = plan_of(found[:1], technique=techniques()[found[0].technique])
     plan = replace(plan, left_out=("folder", "schedules"))
