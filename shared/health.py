@@ -173,11 +173,13 @@ def run(kit: ModuleType, about: str | None) -> None:
     before = kit.pools()
     pools = _pools(kit, before)
     _say("pools", pools)
-    bfloat16 = kit.product(dtype="bfloat16", size=PRODUCT, seconds=PRODUCT_S)
-    _say("products", Products({"float32": pools.flops, "bfloat16": bfloat16}))
-    if given.file:
-        sys.path.insert(0, ".")  # of its own imports
-        tell_of_file(kit, os.path.abspath(given.file), before)
+    try:
+        if given.file:
+            sys.path.insert(0, ".")  # of its own imports
+            tell_of_file(kit, os.path.abspath(given.file), before)
+    finally:  # last, since a dtype that the processor lacks takes long
+        bfloat16 = kit.product(dtype="bfloat16", size=PRODUCT, seconds=PRODUCT_S)
+        _say("products", Products({"float32": pools.flops, "bfloat16": bfloat16}))
 
 
 def _pools(kit: ModuleType, threads: dict[str, int]) -> Pools:

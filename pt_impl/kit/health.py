@@ -17,7 +17,7 @@ from torch import nn
 from pt_impl.kit import calling, runtime, training, user_model
 from shared import health
 from shared.health import Denormals, Mode, Predicting, Subject
-from shared.user_model import RECIPE, made_of, pair
+from shared.user_model import RECIPE, BadFile, made_of, pair
 
 
 def version() -> str:
@@ -52,6 +52,12 @@ def subject(module) -> Subject:
         return Subject(_models(), step, lambda: batches)
     model, loss, *optimizer = module.pytorch()
     keras = _keras_json(model)
+    if not isinstance(model, nn.Module):
+        name = type(model).__module__.partition(".")[0]
+        raise BadFile(
+            f"pytorch() gives a model of {name}, not of PyTorch: give it as tensorflow(), or set "
+            "KERAS_BACKEND=torch to have Keras compute with PyTorch"
+        )
     device = runtime.device()
     model.to(device)
     make = optimizer[0] if optimizer else training.make_optimizer(model, RECIPE)

@@ -95,6 +95,7 @@ COMMANDS = {
         ".venv/bin/twinbench doctor my_model.py",
         ".venv/bin/twinbench port my_model.py",
         ".venv/bin/twinbench why my_model.py",
+        ".venv/bin/twinbench why before/results.json results/latest",
         f"{BENCH} --model my_model.py --minutes 12",
         ".venv/bin/twinbench compare before/results.json results/latest --fail-if slower:5%",
     ),
@@ -134,6 +135,7 @@ COMMANDS = {
     # It would take minutes: that its options are there, is.
     "help": (
         ".venv/bin/twinbench why text-gpt-10m",
+        ".venv/bin/twinbench why results/latest --write",
         ".venv/bin/twinbench why digits-cnn --technique mixed_precision --framework tf",
         ".venv/bin/twinbench validate disturbances --minutes 30",
         ".venv/bin/twinbench validate overhead",

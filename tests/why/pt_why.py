@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import time
 
 import torch
@@ -199,3 +200,68 @@ def compiles_by_shape():
 
 def unfused_attention():
     return of(Attention(fused=False), 1024)
+
+
+def beside(compute):
+    """The plain step with operators before it whose results nobody needs."""
+    return around(lambda _x: compute())
+
+
+def larger_convolutions():
+    images, layer = torch.randn(8, 16, 64, 64), nn.Conv2d(16, 32, 3, padding=1)
+
+    def convolve():
+        with torch.no_grad():
+            layer(images)
+
+    return beside(convolve)
+
+
+def lookups():
+    table, rows = torch.randn(50_000, 64), torch.randint(0, 50_000, (100_000,))
+    return beside(lambda: F.embedding(rows, table))
+
+
+def sums():
+    values = torch.randn(2000, 2000)
+    return beside(lambda: [values.sum() for _ in range(8)])
+
+
+def products_in_float64():
+    values = torch.randn(384, 384, dtype=torch.float64)
+    return beside(lambda: values @ values)
+
+
+def page_faults():
+    """Memory that is given back after each use: each page is touched anew."""
+
+    def touch():
+        with mmap.mmap(-1, 128 << 20) as memory:
+            pages = torch.frombuffer(memory, dtype=torch.uint8).view(-1, mmap.PAGESIZE)
+            pages[:, 0].fill_(1)
+            del pages
+
+    return beside(touch)
+
+
+def recurrent():
+    layer, x = nn.LSTM(64, 128, batch_first=True), torch.randn(32, 64, 64)
+
+    def run():
+        with torch.no_grad():
+            layer(x)
+
+    return beside(run)
+
+
+def reads_results():
+    values = torch.randn(2_000_000)
+    return beside(lambda: torch.nonzero(values > 0))
+
+
+def denormals():
+    built = model(nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4))))
+    with torch.no_grad():
+        for parameter in built.get_submodule("middle").parameters():
+            parameter.fill_(1e-41)
+    return train(built), batches(1024), built

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from bench.why import experiments, libraries
+from bench.analysis.questions import answers
+from bench.analysis.reading import load
+from bench.record import decode, encode
+from bench.report import advised, page, tables
+from bench.why import experiments, libraries, of_record, two_machines
 from bench.why import measured as m
 from bench.why.causes import GUESS, TESTED, causes, sentence
 from bench.why.command import as_json, main, text
-from bench.why.difference import common, compare
+from bench.why.difference import common, compare, partners
 from bench.why.sweep import sweep, without_profiler
 from shared import step_events as kinds
 from shared.profiles import STEP, WAITING, Taken
 from shared.step_events import Event
+from tests import records
 
+MACHINES = Path(__file__).parents[2] / "docs" / "machines"
 MS = 1e-3
 PEAK = 100e9
 USUAL = {kinds.PRODUCTS: 10.0, kinds.ELEMENTWISE: 5.0, kinds.OPTIMIZER: 5.0}
@@ -169,6 +176,103 @@ def test_waiting_for_threads_goes_with_one_thread_or_is_a_guess(single, status):
     (cause,) = causes(difference)
     judged = experiments.on_one_thread(cause, difference, lambda: single, lambda: 20 * MS)
     assert judged.status == status
+
+
+WIDE = (8, 16, 16, 4, 3, 3, 4, 8, 1, 1, 1, 1, 0)  # a convolution, see the kits
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "status"),
+    [
+        (kinds.CONVOLUTIONS, WIDE, TESTED),
+        (kinds.CONVOLUTIONS, (), GUESS),
+        (kinds.ATTENTION, (32, 8, 32), TESTED),
+        (kinds.ATTENTION, (4, 32, 8, 1), TESTED),
+    ],
+)
+def test_convolutions_and_attention_are_computed_by_themselves(kind, shape, status):
+    one = m.replaced(product("", 50 * MS), kind=kind, shape=shape, calls=6.0, flops=6 * 2 * 8192.0)
+    slow = m.replaced(more(kind), products=[one])
+    difference = compare(slow, m.replaced(side("plain"), products=[one]))
+    (cause,) = causes(difference)
+    asked = []
+
+    def alone(what, *, single):
+        asked.append(what)
+        return 40 * MS
+
+    judged = experiments.alone(cause, difference, alone, lambda *_, **__: 1 * MS)
+    assert judged.status == status
+    assert all(what.train for what in asked)
+    if shape == (32, 8, 32):  # six products of a layer, whose length is 32
+        assert (asked[0].shape, len(asked)) == ((1, 32, 8), 2)
+
+
+# Layers ------------------------------------------------------------------------------------------
+
+
+def test_layers_of_other_names_belong_together_by_weights_and_order():
+    ours = {"b1.conv1": [3, 3, 4, 8], "fc": [8, 10], "net.0": [8, 8], "net.1": [], "net.2": [8, 8]}
+    theirs = {"b1_conv1": [3, 3, 4, 8], "fc": [8, 10], "dense": [8, 8], "dense_1": [8, 8]}
+    known = partners(ours, theirs)
+    assert known == {"b1_conv1": "b1.conv1", "dense": "net.0", "dense_1": "net.2"}
+    assert partners(ours, theirs | {"dense_2": [8, 8]}) == {"b1_conv1": "b1.conv1"}
+
+
+def test_layers_without_a_pair_are_listed_and_lines_still_sum_up():
+    slow = m.replaced(more(kinds.PRODUCTS), layers={"block0": [4, 4], "gate": [4, 9]})
+    fast = m.replaced(
+        side("plain"),
+        layers={"dense": [4, 4]},
+        pieces=[m.replaced(one, layer="dense") for one in side("plain").pieces],
+    )
+    difference = compare(slow, fast)
+    assert difference.unpaired == (["gate"], [])
+    assert [line.what for line in difference.layers] == ["block0, forward"]
+    assert any("without a pair" in line and "gate" in line for line in text(difference, []))
+
+
+# Records -----------------------------------------------------------------------------------------
+
+
+def test_causes_of_headline_pairs_stand_beside_their_ratios():
+    record = records.whole_run()
+    pairs = of_record.headline(record)
+    assert pairs
+    assert all(a.id != b.id for a, b in pairs)
+    a, b = pairs[0]
+    difference = compare(more(kinds.PRODUCTS), side("plain"))
+    why = of_record.of_difference(a.id, b.id, difference, causes(difference))
+    kept = decode(encode(record.but(why=[why])))
+    told = "slow takes 40 ms more than plain: 40 in products"
+    assert told in kept.why[0].sentence
+    assert sum(x - y for x, y in kept.why[0].kinds.values()) == pytest.approx(kept.why[0].seconds)
+    assert told in advised.table(answers(kept), kept.why).rows[0][-1]
+    assert told in tables.markdown(kept)
+    assert f"Why: {told}" in page.html(kept)
+
+
+def test_a_pair_whose_other_side_is_slower_now_has_no_cause(monkeypatch):
+    record = records.whole_run()
+    a, b = of_record.headline(record)[0]
+    slower = a if a.timing.median_s > b.timing.median_s else b
+    said: list[str] = []
+
+    def measured(pair, **_):
+        difference = compare(more(kinds.PRODUCTS), side("plain"))
+        return (difference, []) if slower is b else (compare(difference.b, difference.a), [])
+
+    monkeypatch.setattr(of_record.pairs, "explained", measured)
+    monkeypatch.setattr(of_record, "headline", lambda _: [(a, b)])
+    assert of_record.with_causes(record, lambda *_: None, 99, said.append).why == []
+    assert said[-1].startswith("left out")
+
+
+def test_on_two_machines_the_framework_that_uses_less_of_the_faster_one_is_a_guess():
+    one, other = (load(path) for path in sorted(MACHINES.glob("amd*/results.json")))
+    said = "\n".join(two_machines.told([one, other], ["one", "other"]))
+    assert "a guess, PyTorch's libraries use less" in said
+    assert "No plain twins" in two_machines.told([one, one], ["one", "one"])[-1]
 
 
 # From events to pieces ---------------------------------------------------------------------------

@@ -204,3 +204,42 @@ def python_in_the_graph():
         return step(x, y)
 
     return planted, data, built
+
+
+def beside(compute):
+    """The plain step with operators before it whose results nobody needs."""
+    whole = tf.function(compute)
+    return around(lambda _x: whole())
+
+
+def larger_convolutions():
+    images, kernel = tf.random.normal((8, 64, 64, 16)), tf.random.normal((3, 3, 16, 32))
+    return beside(lambda: tf.nn.conv2d(images, kernel, 1, "SAME"))
+
+
+def lookups():
+    table = tf.Variable(tf.random.normal((50_000, 64)))
+    rows = tf.random.uniform((100_000,), maxval=50_000, dtype=tf.int64)
+    return beside(lambda: tf.gather(table, rows))
+
+
+def sums():
+    values = tf.Variable(tf.random.normal((2000, 2000)))
+    return beside(lambda: [tf.reduce_sum(values[n:]) for n in (0, 0, 0, 0)])
+
+
+def products_in_float64():
+    values = tf.Variable(tf.random.normal((384, 384), dtype=tf.float64))
+    return beside(lambda: tf.matmul(values, values))
+
+
+def eager():
+    """A step that is no graph: Python calls each operator."""
+    step, data, built = plain()
+
+    def planted(x, y):
+        for _ in range(300):
+            tf.add(x, 1.0)
+        return step(x, y)
+
+    return planted, data, built
