@@ -309,6 +309,9 @@ def encode(text: str) -> np.ndarray:
     return table[np.minimum(points, 127)]  # 127 is a control character, which has no code
 
 
+SWAPPED = encode(ALPHABET.swapcase() + "\0")  # code -> that of the letter in the other case
+
+
 # Hidden text --------------------------------------------------------------------------------
 
 HIDDEN = len(ALPHABET) + 1  # the code in the place of a hidden character

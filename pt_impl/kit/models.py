@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from pt_impl.kit import runtime
 from shared.specs import (
@@ -310,7 +311,8 @@ def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
     for path, module in model.named_modules():
         # "stem.conv" holds the kernel of the canonical layer "stem".
         prefix = path.removesuffix(".conv")
-        for own, canonical in _CANONICAL.get(type(module), {}).items():
+        kind = parametrize.type_before_parametrizations(module)  # such as LoRA
+        for own, canonical in _CANONICAL.get(kind, {}).items():
             tensor = getattr(module, own)
             if tensor is not None:
                 found[f"{prefix}.{canonical}"] = tensor

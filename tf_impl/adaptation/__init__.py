@@ -1,4 +1,5 @@
-"""Adaptation: labels of one domain serve another that has none.
+"""Adaptation: what was learned of one domain serves another.
 
+`adversarial` and `discrepancy` need no labels of it, `fine_tuning` does.
 Read `adversarial.py` first.
 """

@@ -296,6 +296,8 @@ def _named_variables(model):
     for layer in model.layers:
         for variable in layer.weights:
             kind = variable.name.split("/")[-1].split(":")[0]
+            if kind.startswith("lora_"):
+                continue  # adapters: they are of no model of the suite, and end in the kernel
             found[f"{layer.name}.{_CANONICAL.get(kind, kind)}"] = variable
     return found
 
