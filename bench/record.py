@@ -121,6 +121,48 @@ class Accuracy(Base, frozen=True, kw_only=True, eq=False):
     difference: AccuracyDifference | None = None
 
 
+KEPT, LOST, UNTOLD = "kept", "lost", "can't be told"  # verdicts of the two checks below
+
+
+class LossCheck(Base, frozen=True, kw_only=True, eq=False):
+    """Losses in nats of `samples` held-out samples after a short training, seed by seed.
+
+    All rows start from equal weights and see equal batches. `first`: the loss of the first batch,
+    before any update. `difference`, to the baseline's, and `verdict` are derived.
+    """
+
+    steps: Count
+    batch_size: Count
+    learning_rate: Positive
+    samples: Count
+    first: list[Number | None] = []
+    per_seed: list[Number | None] = []
+    difference: AccuracyDifference | None = None
+    verdict: str | None = None
+
+
+class Fidelity(Base, frozen=True, kw_only=True, eq=False):
+    """Predictions of a trained model against the same model's in float32, on held-out samples.
+
+    `right`: how many classes the float model has right; `lost`, `gained`: those that are right in
+    it alone, and in the row alone; `flipped`: those that differ, right or wrong. `loss_more`,
+    `loss_sd`: the mean and the standard deviation of the differences of the samples' losses, in
+    nats; None where a loss is not finite. `loss`, `points` (gained less lost, in percent of the
+    samples) and `verdict` are derived.
+    """
+
+    samples: Count
+    right: int
+    lost: int
+    gained: int
+    flipped: int
+    loss_more: Number | None = None
+    loss_sd: Number | None = None
+    loss: AccuracyDifference | None = None
+    points: AccuracyDifference | None = None
+    verdict: str | None = None
+
+
 class Metric(Base, frozen=True, kw_only=True, eq=False):
     """Any other figure. Without `ci` it is exact, or was measured once."""
 
@@ -215,6 +257,8 @@ class Case(Base, frozen=True, kw_only=True, eq=False):
     blocks: list[Block] = []
     cold_starts: list[ColdStart] = []
     accuracy: Accuracy | None = None
+    loss_check: LossCheck | None = None
+    fidelity: Fidelity | None = None
     trained_artifacts: list[Artifact] = []
     trained_metrics: list[dict[str, Metric]] = []
     probed: dict[str, Metric] = {}
@@ -311,6 +355,33 @@ class Comparison(Base, frozen=True, kw_only=True, eq=False):
         return _task_title(self.task, self.mode)
 
 
+class Why(Base, frozen=True, kw_only=True, eq=False):
+    """Where the difference of two cases' steps comes from, as `twinbench why` measured it.
+
+    seconds: what a step of `numerator` takes more, `ci` its interval. kinds: by kind of work, the
+    seconds of both, which sum to their steps. causes: those that the sentence names.
+    """
+
+    numerator: str
+    denominator: str
+    sentence: str
+    seconds: Number
+    ci: Interval
+    names: tuple[str, str]
+    kinds: dict[str, tuple[Number, Number]]
+    causes: list[NamedCause] = []
+
+
+class NamedCause(Base, frozen=True, kw_only=True, eq=False):
+    """A part of a difference. status: "measured", "tested" by an experiment, or "a guess"."""
+
+    kind: str
+    seconds: Number
+    words: str
+    status: str
+    evidence: str = ""
+
+
 class Control(Base, frozen=True, kw_only=True, eq=False):
     """The same work measured against itself."""
 
@@ -355,33 +426,6 @@ class Conditions(Base, frozen=True, kw_only=True, eq=False):
     block: int
     order: list[str] = []
     load: Number | None = None
-class Why(Base, frozen=True, kw_only=True, eq=False):
-    """Where the difference of two cases' steps comes from, as `twinbench why` measured it.
-
-    seconds: what a step of `numerator` takes more, `ci` its interval. kinds: by kind of work, the
-    seconds of both, which sum to their steps. causes: those that the sentence names.
-    """
-
-    numerator: str
-    denominator: str
-    sentence: str
-    seconds: Number
-    ci: Interval
-    names: tuple[str, str]
-    kinds: dict[str, tuple[Number, Number]]
-    causes: list[NamedCause] = []
-
-
-class NamedCause(Base, frozen=True, kw_only=True, eq=False):
-    """A part of a difference. status: "measured", "tested" by an experiment, or "a guess"."""
-
-    kind: str
-    seconds: Number
-    words: str
-    status: str
-    evidence: str = ""
-
-
     stolen: Number | None = None
     others: Number | None = None
     tries: list[Attempt] = []
@@ -502,6 +546,7 @@ class Record(Base, frozen=True, kw_only=True, eq=False):
     tasks: dict[str, TaskFacts]
     cases: list[Case]
     comparisons: list[Comparison]
+    why: list[Why] = []
     noise_floor: NoiseFloor = field(default_factory=NoiseFloor)
     rounds: int | None = None
     looks: list[Look] | None = None
@@ -546,7 +591,6 @@ def decode(text: bytes | str) -> Record:
     except RecursionError:
         raise ValueError("nested too deeply for a record") from None
     _check_looks(record)
-    why: list[Why] = []
     _check_rounds(record)
     return record
 

@@ -1,7 +1,8 @@
 """What a row does to its task's metric, against its own baseline.
 
 Exact work keeps it, and so does a difference that is no worse than the task's margin by the bound
-of its interval. Accuracy that was not measured is no accuracy that was kept.
+of its interval. What was not trained to its metric may have had a check: of the loss of a short
+training, or of a trained model's predictions (`checks`). What was not measured was not kept.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from bench.analysis import verdicts
 from bench.analysis.bounds import Looks
 from bench.analysis.pairing import baseline
 from bench.analysis.values import SMALLEST_LOSS
-from bench.record import AccuracyDifference, Case, TaskFacts
+from bench.record import KEPT, LOST, AccuracyDifference, Case, Fidelity, LossCheck, TaskFacts
 from shared.specs import more_is_better
 
 ROUNDING = 1e-5  # relative; the first losses of bfloat16 are up to 1e-4 apart
@@ -27,7 +28,8 @@ class Accuracy:
     """What a row does to its baseline's accuracy. `kept` is None where it was not measured.
 
     `asked`: not where nothing is trained or predicted in another way. `proven_on`: another task, on
-    which alone its losses were shown to be its baseline's.
+    which alone its losses were shown to be its baseline's. `check`: what tells it where nothing was
+    trained to the metric; `mean` and `ci` are then those of the loss, or of the points.
     """
 
     kept: bool | None
@@ -37,6 +39,19 @@ class Accuracy:
     ci: tuple[float, float] | None = None
     metric: str | None = None
     proven_on: str | None = None
+    check: LossCheck | Fidelity | None = None
+
+    @property
+    def what(self) -> str:
+        """What was judged: its accuracy, the loss of a short training, or its predictions."""
+        if self.check is None:
+            return "accuracy"
+        return "loss" if isinstance(self.check, LossCheck) else "predictions"
+
+    @property
+    def trained(self) -> bool:
+        """Whether it was trained to its metric."""
+        return self.mean is not None and self.check is None
 
     @property
     def lost(self) -> bool:
@@ -44,6 +59,8 @@ class Accuracy:
 
         What is neither kept nor lost is not decided.
         """
+        if self.check:
+            return self.check.verdict == LOST
         if self.ci is None:
             return False
         return self.ci[1] < 0 if more_is_better(self.metric) else self.ci[0] > 0
@@ -71,14 +88,16 @@ def _trained(case: Case) -> AccuracyDifference | None:
 def of(case: Case, cases: Sequence[Case], tasks: Tasks, allowed: float | None = None) -> Accuracy:
     """What a case does to accuracy; `allowed`: points that it may lose, else the task's margin.
 
-    A variant's training may stand at another batch size, and its proof of equal losses at another
-    task of the same technique, where it has none of its own.
+    A variant's training or check may stand at another batch size, and its proof of equal losses at
+    another task of the same technique, where it has none of its own. A check answers nobody who
+    allows so many points.
     """
     if case.role == "baseline":
         return Accuracy(True, exact=True)
     task = facts(tasks, case.task)
     margin = task.margin if allowed is None else allowed
-    for other in (case, *_siblings(case, cases, same_task=True)):
+    same = (case, *_siblings(case, cases, same_task=True))
+    for other in same:
         if difference := _trained(other):
             ci = difference.ci
             worst = None if ci is None else ci[0] if more_is_better(task.metric) else -ci[1]
@@ -86,6 +105,9 @@ def of(case: Case, cases: Sequence[Case], tasks: Tasks, allowed: float | None = 
             return Accuracy(kept, mean=difference.mean, ci=ci, metric=task.metric)
     if _exact(case, cases, tasks):
         return Accuracy(True, exact=True)
+    for other in same if allowed is None else ():
+        if other.mode == case.mode and (checked := _checked(other)):
+            return checked
     if not case.losses:
         proven = [other for other in _siblings(case, cases) if other.losses]
         if proven and all(_exact(other, cases, tasks) for other in proven):
@@ -93,6 +115,19 @@ def of(case: Case, cases: Sequence[Case], tasks: Tasks, allowed: float | None = 
             proven_on = None if case.task in others else ", ".join(sorted(others))
             return Accuracy(True, exact=True, proven_on=proven_on)
     return Accuracy(None)
+
+
+def _checked(case: Case) -> Accuracy | None:
+    """What its check says, if it had one."""
+    loss, predictions = case.loss_check, case.fidelity
+    if loss and loss.verdict:
+        told, metric, difference = loss, "loss", loss.difference
+    elif predictions and predictions.verdict:
+        told, metric, difference = predictions, "accuracy", predictions.points
+    else:
+        return None
+    mean, ci = (difference.mean, difference.ci) if difference else (None, None)
+    return Accuracy(told.verdict == KEPT, mean=mean, ci=ci, metric=metric, check=told)
 
 
 def _siblings(case: Case, cases: Sequence[Case], *, same_task: bool = False) -> list[Case]:

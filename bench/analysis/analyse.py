@@ -6,7 +6,7 @@ same record, today and on any machine.
 
 from __future__ import annotations
 
-from bench.analysis import cases, comparisons
+from bench.analysis import cases, checks, comparisons
 from bench.analysis.comparisons import Fits
 from bench.analysis.pairing import baseline, resolved
 from bench.analysis.values import finite
@@ -64,6 +64,8 @@ def _with_accuracy(measured: Record) -> list[Case]:
         case.but(
             certificate=cases.certificate(case),
             accuracy=cases.accuracy(case, baseline(case, shown), measured.tasks, looks),
+            loss_check=checks.of_loss(case, baseline(case, shown)),
+            fidelity=checks.of_predictions(case, measured.tasks),
             reason=case.reason or cases.not_finite(case),
         )
         for case in shown
@@ -81,6 +83,8 @@ def _raw(case: Case) -> Case:
     return case.but(
         timing=Timing(step_s=case.timing.step_s),
         accuracy=accuracy and Accuracy(metric=accuracy.metric, per_seed=accuracy.per_seed),
+        loss_check=checks.raw(case.loss_check),
+        fidelity=checks.raw(case.fidelity),
         memory=None,
         metrics={},
         certificate=None,

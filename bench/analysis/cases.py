@@ -14,6 +14,7 @@ from bench.analysis.fit import Fit
 from bench.record import (
     DIFFERENT,
     Accuracy,
+    AccuracyDifference,
     Artifact,
     Block,
     Case,
@@ -153,6 +154,7 @@ def metrics(case: Case, environment: Environment, context: Context) -> Metrics:
         **{name: Metric(value=m["value"], unit=m["unit"]) for name, m in counted.items()},
         **_lifetimes(case, context),
         **_seen_in_training(case, context.seed_looks),
+        **_checked(case),
         **_energy(case, context.looks),
         **case.probed,
     }
@@ -169,6 +171,24 @@ def _seen_in_training(case: Case, looks: Looks) -> Metrics:
             mean = verdicts.t_interval(values, confidence(looks))
             metrics[name] = Metric(value=mean.mean, unit=first.unit, ci=mean.ci, samples=values)
     return metrics
+
+
+def _checked(case: Case) -> Metrics:
+    """What a check of its loss or of its predictions has found, over those of its baseline."""
+    check, predictions, metrics = case.loss_check, case.fidelity, {}
+    if check and check.difference:
+        metrics["loss_more"] = _difference(check.difference, "nats")
+    if predictions:
+        share = 100 * predictions.flipped / predictions.samples
+        metrics["flipped"] = Metric(value=share, unit="%", ci=(share, share))
+        metrics["points_more"] = _difference(predictions.points, "points")
+        if predictions.loss:
+            metrics["loss_more"] = _difference(predictions.loss, "nats")
+    return metrics
+
+
+def _difference(found: AccuracyDifference, unit: str) -> Metric:
+    return Metric(value=found.mean, unit=unit, ci=found.ci)
 
 
 def _rates(case: Case, environment: Environment, context: Context) -> Metrics:

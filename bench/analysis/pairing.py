@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from bench.record import Case
 
+SHOWN = ("timing", "blocks", "cold_starts", "loss_check", "fidelity")  # a program's
+
 
 def resolved(cases: Sequence[Case]) -> list[Case]:
     """The cases, with the times and memory of their program where it is another's.
@@ -20,7 +22,7 @@ def _shown(case: Case, program: Case) -> Case:
     """The case with what was measured of `program`."""
     if program is case:
         return case
-    changes = {name: getattr(program, name) for name in ("timing", "blocks", "cold_starts")}
+    changes = {name: getattr(program, name) for name in SHOWN}
     if not program.timed:
         changes["probed"] = program.probed
     if case.status == "OK" and program.status != "OK":

@@ -444,12 +444,23 @@ class Aim:
             return None
         if accuracy.is_untrained_model(row.case, cases):
             return UNTRAINED
-        if kept.mean is None or kept.ci is None:
+        if kept.check is None and (kept.mean is None or kept.ci is None):
             return NOT_MEASURED
-        return "loses accuracy" if kept.lost else "was not shown to keep accuracy"
+        return LOSES[kept.what] if kept.lost else KEEPS[kept.what]
 
 
 NOT_MEASURED = "its accuracy was not measured"
+LOSES = {
+    "accuracy": "loses accuracy",
+    "loss": "ends with a higher loss",
+    "predictions": "predicts worse",
+}
+KEEPS = {
+    "accuracy": "was not shown to keep accuracy",
+    "loss": "was not shown to keep its loss",
+    "predictions": "was not shown to keep its predictions",
+}
+OF_ACCURACY = (NOT_MEASURED, *LOSES.values(), *KEEPS.values())
 NO_FIGURE = "its figure was not measured"
 UNTRAINED = "is another model, which was trained nowhere"
 

@@ -313,14 +313,14 @@ class Table:
 
     def kept_on(self, row: Row) -> list[str]:
         """The other tasks on which a row of the same name was trained and kept accuracy."""
-        if row.accuracy.mean is not None:
+        if row.accuracy.trained:
             return []
         same = (row.case.technique, row.case.variant, row.case.framework)
         trained = [
             other
             for other in self.rows
             if (other.case.technique, other.case.variant, other.case.framework) == same
-            and other.accuracy.mean is not None
+            and other.accuracy.trained
             and other.accuracy.kept
         ]
         return list(dict.fromkeys(other.case.task for other in trained))
@@ -498,9 +498,10 @@ COLUMNS += tuple(f"{to}_{name}" for to in ("to_baseline", "pytorch_to_tensorflow
 def table(record: Record) -> list[dict[str, Any]]:
     """A line for each figure of each row, by `COLUMNS`, as plain data in base units.
 
-    `accuracy`: whether it is kept, "yes", "no", "not asked" or "not measured". A row that did not
-    run has one line, without a figure. Ratios are to the baseline's figure (of points gained, the
-    points), and of times PyTorch's over TensorFlow's.
+    `accuracy`: whether it is kept, "yes", "no", "not asked" or "not measured", or what a check
+    says, such as "loss kept" or "predictions can't be told". A row that did not run has one line,
+    without a figure. Ratios are to the baseline's figure (of points gained, the points), and of
+    times PyTorch's over TensorFlow's.
     """
     whole = Table(record)
     rows = {row.case.id: row for row in whole.rows}
@@ -517,6 +518,7 @@ def table(record: Record) -> list[dict[str, Any]]:
 def _lines(row: Row, record: Record) -> Iterator[dict[str, Any]]:
     case, kept = row.case, row.accuracy
     answer = {True: "yes", False: "no", None: "not measured"}[kept.kept]
+    answer = f"{kept.what} {kept.check.verdict}" if kept.check else answer
     about = {"price": row.price, "accuracy": answer if kept.asked else "not asked"}
     measured = row.figures | {name: figure for name, figure in _parts(case) if figure}
     for name, metric in case.metrics.items():

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from bench import record
-from bench.record import Artifact, Metric, Number, Speed
+from bench.record import Artifact, Fidelity, Metric, Number, Speed
 
 Losses = list[Number | None]
 
@@ -140,6 +140,13 @@ class TrainedSeed(Proof, frozen=True, kw_only=True):
     no_figure: str | None = None
 
 
+class CheckedLoss(Answer, frozen=True, kw_only=True):
+    """A short training with one seed: the first batch's loss, and that of held-out samples."""
+
+    first: Number | None
+    held_out: Number | None
+
+
 class Taught(Answer, frozen=True, kw_only=True):
     """A teacher's metric."""
 
@@ -163,6 +170,9 @@ OF_OPERATION: dict[str, type] = {
     "turn": Probed,
     "train": TrainedSeed,
     "teach": Taught,
+    "deploy": Taught,
+    "check_loss": CheckedLoss,
+    "check_predictions": Fidelity,
     "check": dict[str, Any],
     "check_pair": dict[str, Any],
 }

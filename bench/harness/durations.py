@@ -18,10 +18,12 @@ from bench.harness.plan import ROUNDS, Case
 from bench.record import Environment, Record
 
 NEWEST = 5  # records that are read
-PUBLISHED = Path(__file__).resolve().parents[2] / "docs" / "results.json"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PUBLISHED, OF_A_GPU = DOCS / "results.json", DOCS / "gpu" / "results.json"
 # Seconds on two cores. Of a block, each contender's start and its rounds; of training, a seed's.
-USUAL_S = {"block": 1.9, "cold": 2.5, "probe": 8.0, "training": 0.8}
+USUAL_S = {"block": 1.9, "cold": 2.5, "probe": 8.0, "training": 0.8, "check": 15.0}
 USUAL_BYTES = 700 << 20
+ISOLATED = ("cold", "probe", "training", "check")
 BEGINNING = ("start", "build", "first_call", "first_steps", "warm")
 
 
@@ -127,13 +129,16 @@ class Durations:
         return [size for name, size in self.bytes.items() if name.split("/")[1] == task]
 
 
-def learned(results: Path, environment: Environment, rounds: int) -> Durations:
+def learned(
+    results: Path, environment: Environment, rounds: int, on_gpu: bool = False
+) -> Durations:
     """What the newest records in `results` of the class of machine of `environment` tell.
 
-    Of what they do not tell, what the published record does, whatever its machine.
+    Of what they do not tell, what the published record does, whatever its machine; `on_gpu`: first
+    that of a GPU.
     """
     durations, of_here = Durations(rounds), list(_records(results, environment))
-    published = list(filter(None, [_read(PUBLISHED)]))
+    published = list(filter(None, map(_read, [OF_A_GPU] * on_gpu + [PUBLISHED])))
     if not of_here:
         isa = [name for record in published for name in record.environment.isa]
         durations.lacking = tuple(name for name in isa if name not in environment.isa)
@@ -203,13 +208,14 @@ def _read(path: Path) -> Record | None:
 def _seconds(record: Record, rounds: int) -> dict[str, dict[str, float]]:
     """By part and case, in seconds of the run: what overlapped is shared out."""
     in_a_block = (*BEGINNING, "rounds")
-    scale = {part: _scale(record, part) for part in (*in_a_block, "cold", "probe", "training")}
+    scale = {part: _scale(record, part) for part in (*in_a_block, *ISOLATED)}
     scale["rounds"] *= rounds / (record.rounds or ROUNDS)
     by_part: dict[str, dict[str, float]] = {part: {} for part in USUAL_S}
     for case in record.cases:
         counts = {
             "cold": len(case.cold_starts),
             "probe": int(bool(case.probed)),
+            "check": int(bool(case.loss_check or case.fidelity)),
             "training": len(case.accuracy.per_seed) if case.accuracy else 0,
         }
         took = {

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import log
 
 from bench.analysis import machine_class, passes
-from bench.harness import isolated_measurements, machine, speed
+from bench.harness import checks, isolated_measurements, machine, speed
 from bench.harness.conditions import refuse
 from bench.harness.isolated_measurements import Measurement, Trained
 from bench.harness.matches import Match, parent_key, start_order
@@ -15,7 +15,9 @@ from bench.harness.plan import SEED, Case
 from bench.harness.processes import ParentDied, Processes
 from bench.harness.recorder import Recorder
 from bench.harness.scheduler import (
+    CHECKS,
     COLD_STARTS,
+    DEPLOYED,
     PASS,
     PROBES,
     TRAINING,
@@ -53,6 +55,7 @@ class Executor:
         """Take a step."""
         of_kind = {PASS: self.play_pass, TRAINING: self.train}
         of_kind |= {COLD_STARTS: self.cold_starts, PROBES: self.probes}
+        of_kind |= {DEPLOYED: self.train_deployed, CHECKS: self.check}
         of_kind[step.kind](*[step.number] * (step.kind in (PASS, TRAINING)))
 
     # Passes -------------------------------------------------------------------------------------
@@ -230,6 +233,45 @@ class Executor:
             self.recorder.save()
 
         return note
+
+    def train_deployed(self) -> None:
+        """The model of each task that is trained for predictions, before any is made.
+
+        Where that fails predictions are of initial weights, and are not checked.
+        """
+        which = [case for case in checks.deployed(self.plan) if self._lacks_model(case)]
+        if not which:
+            return
+        self.recorder.say("models for predictions", ", ".join(c.workload.task for c in which))
+        with self.recorder.part("deployed"):
+            failed = checks.train_deployed(
+                self.processes, which, data=self.data, threads=self.threads
+            )
+        for task, why in failed.items():
+            self.recorder.say("models for predictions", f"{task}: {why}")
+
+    def _lacks_model(self, case: Case) -> bool:
+        return not (self.processes.trained / f"{case.workload.task}.npz").exists()
+
+    def check(self) -> None:
+        """What rows keep that are not trained to their metric: a loss, or predictions."""
+        cases, done = self.scheduler.checks(), []
+        if not cases:
+            return
+        self.recorder.say("checks", f"{len(cases)} cases")
+
+        def note(case: Case, checked: checks.Checked) -> None:
+            of_case = self.state.cases[case.id]
+            of_case.spend("check", checked.seconds)
+            of_case.loss_check, of_case.fidelity = checked.loss, checked.predictions
+            if checked.status != "OK" and not of_case.reason:
+                of_case.reason = checked.reason
+            done.append(case)
+            self.recorder.say(f"checks · {len(done)} of {len(cases)}", case.id)
+            self.recorder.save()
+
+        with self.recorder.part("check"):
+            checks.check(self.processes, cases, data=self.data, threads=self.threads, done=note)
 
     def train(self, seeds: int) -> None:
         """Train with so many seeds those whose accuracy is not decided by those that they have."""

@@ -249,7 +249,7 @@ def probes_in_turns(
     def turn(case: Case, starting: Future, first: bool) -> bool:
         """Whether it has paused; it has ended, or failed, where it has not."""
         measurement, paused = measurements[case.id], False
-        with _noted("probe", measurement):
+        with noted("probe", measurement):
             worker = starting.result()
             if first:
                 given = {"memory_budget": None, "repetitions": 1}
@@ -357,7 +357,7 @@ def _measured(
 ) -> Measurement:
     """Measure in a worker that has started, and end it; note why where it did not or fails."""
     measurement = Measurement()
-    with _noted(what, measurement):
+    with noted(what, measurement):
         worker = starting.result()
         try:
             found = measure(case, worker)
@@ -368,7 +368,7 @@ def _measured(
 
 
 @contextmanager
-def _noted(what: str, result: Measurement | Trained) -> Iterator[None]:
+def noted(what: str, result: Measurement | Trained) -> Iterator[None]:
     """Note the seconds of what is done in the block, and why it failed."""
     start = time.monotonic()
     try:
@@ -446,7 +446,7 @@ def _train(
     limit, given = processes.limits.train, budget and budget * case.workload.training
     deadline = time.monotonic() + (given - result.seconds if given else limit * seeds)
     stages = processes.scratch / "stages" / "-".join(filter(None, (key.framework, key.flavour)))
-    with _noted("training", result):
+    with noted("training", result):
         worker = processes.fork(key, "train-" + case.id.replace("/", "-"))
         try:
             configure(worker, processes.limits, seed=0)

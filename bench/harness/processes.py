@@ -25,6 +25,7 @@ from typing import Any
 import psutil
 
 from bench.harness import answers, machine, wire, worker
+from bench.harness.keeping import TRAINED
 from bench.harness.plan import FRAMEWORKS
 from shared import scratch
 
@@ -213,6 +214,11 @@ class Processes:
         """An empty folder that is deleted when the run ends."""
         return tempfile.mkdtemp(dir=self.scratch)
 
+    @property
+    def trained(self) -> Path:
+        """The folder of the models that the run has trained for predictions, see `checks`."""
+        return self.scratch / "trained"
+
     def compiled(self, framework: str) -> Path:
         """Where a compiler keeps on disk what workers of a framework have compiled, if anything."""
         return self.scratch / f"compiled-{framework}"
@@ -268,6 +274,7 @@ class Processes:
         )
         environment |= {wire.KEY: self._key} | scratch.environment(self.scratch)
         environment |= {"TORCHINDUCTOR_CACHE_DIR": str(self.compiled(key.framework))}
+        environment |= {TRAINED: str(self.trained)}
         with open(self.logs / f"{name}.log", "ab") as log:
             process = subprocess.Popen(
                 [

@@ -107,6 +107,8 @@ def _case(plan: Plan, state: RunState, case: Case, left_out: set[tuple[int, int]
         blocks=[played.as_record() for played in blocks if played.losses],
         cold_starts=[start.as_record() for start in of_case.cold_starts],
         accuracy=Accuracy(metric=task.metric, per_seed=trained.per_seed) if of_case.seeds else None,
+        loss_check=of_case.loss_check,
+        fidelity=of_case.fidelity,
         trained_artifacts=trained.artifacts if trained else [],
         trained_metrics=trained.metrics if trained else [],
         probed=of_case.probed,

@@ -6,6 +6,7 @@ import textwrap
 from dataclasses import dataclass
 from math import inf
 
+from bench.harness import checks
 from bench.harness.plan import Case
 from bench.harness.progress import clock
 from bench.harness.run_plan import Plan
@@ -57,6 +58,8 @@ def parts(plan: Plan, state: RunState) -> list[Part]:
         Part.sure(name, len(prices), bool(prices) * plan.durations.parents_s + sum(prices))
         for name, prices in (("first calls and memory", cold), ("probes", probes))
     ]
+    checked = [of("check", case) for case in checks.expected(plan, state)]
+    isolated.append(Part.sure("checks", len(checked), sum(checked)))
     seeds, passes, first = _training(plan, state), _passes(plan, state), plan.amount.first_look
     return [*passes[:first], *isolated, *seeds[:1], *passes[first:], *seeds[1:]]
 

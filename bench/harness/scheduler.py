@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from bench.analysis.early_stopping import accuracy_decided, leaving
 from bench.analysis.stacks import stacked
-from bench.harness import record
+from bench.harness import checks, record
 from bench.harness.plan import Case
 from bench.harness.remaining import open_cases
 from bench.harness.run_plan import Plan
@@ -25,6 +25,7 @@ from shared.specs import more_is_better
 WRITING_S = 4.0  # what the end of a run takes: its record and its reports
 
 PASS, COLD_STARTS, PROBES, TRAINING = "pass", "cold starts", "probes", "training"
+DEPLOYED, CHECKS = "models for predictions", "checks"
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,15 @@ class Scheduler:
     def steps(self) -> Iterator[Step]:
         """The steps of the run; each is decided when those before it have been taken."""
         amount, seeds = self.plan.amount, iter(self.plan.seeds)
+        if checks.deployed(self.plan):
+            yield Step(DEPLOYED)
         yield from self._passes(0, amount.first_look)
         whole = not self.cut  # what is stacked is decided by whole passes alone
         # Of a user's file, which has few minutes, accuracy comes before first calls.
         if not self.of_user:
             yield Step(COLD_STARTS)
         yield Step(PROBES)
+        yield Step(CHECKS)
         yield Step(TRAINING, next(seeds))
         if whole:
             yield from self._stack()
@@ -219,6 +223,7 @@ class Scheduler:
                 self._play_from_the_first_block(match)
         yield from (Step(PASS, block) for block in range(len(self.state.passes)))
         yield Step(COLD_STARTS)
+        yield Step(CHECKS)
         yield Step(TRAINING, self.plan.seeds[0])
 
     def _play_from_the_first_block(self, match: list[Case]) -> None:
@@ -263,6 +268,12 @@ class Scheduler:
             for case in self.open()
             if self.plan.probed(case) and not self._of(case).probed
         )
+
+    def checks(self) -> list[Case]:
+        """The cases whose loss or predictions are to be checked, and were not."""
+        price = self.plan.durations.of
+        wanted = checks.wanted(self.plan, self.state)
+        return self._that_end_in_time((price("check", case), case) for case in wanted)
 
     def imports(self, case: Case) -> list[str] | None:
         """What the case's code was seen to import, on its own task or on another."""

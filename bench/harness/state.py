@@ -22,7 +22,7 @@ from bench.harness.folders import replace_file
 from bench.harness.isolated_measurements import Trained
 from bench.harness.matches import Played
 from bench.harness.plan import Case
-from bench.record import Conditions, Environment, Metric, Pass
+from bench.record import Conditions, Environment, Fidelity, LossCheck, Metric, Pass
 
 FILE = "state.json"
 VERSION = 4
@@ -66,6 +66,8 @@ class CaseState(Struct, kw_only=True):
     probed: dict[str, Metric] = {}
     evidence: dict[str, Any] | None = None
     trained: Trained | None = None
+    loss_check: LossCheck | None = None
+    fidelity: Fidelity | None = None
     imports: list[str] | None = None
     seconds: dict[str, float] = {}
     status: str = "OK"

@@ -28,6 +28,7 @@ from bench.harness import machine, memory, wire
 from bench.harness.accuracy import Training
 from bench.harness.answers import Built, Configured, Described, Probed, Proof
 from bench.harness.folders import written_once
+from bench.harness.keeping import KeepingChecks, load_weights, trained_weights
 from bench.harness.memory_operations import MemoryOperations
 from bench.harness.plan import CaseMessage, Work
 from bench.harness.products import best_products
@@ -85,8 +86,13 @@ def _reply(bench: Operations, request: wire.Request) -> wire.Reply:
         return wire.Reply(error=user_model.one_line(error))
 
 
-class Operations(Timing, MemoryOperations, Training, Checking):
-    """The state of one case: its kit, its prepared step, its resident batches."""
+class Operations(Timing, MemoryOperations, Training, KeepingChecks, Checking):
+    """The state of one case: its kit, its prepared step, its resident batches.
+
+    `is_trained`: whether its weights are those of the run's trained model.
+    """
+
+    is_trained = False
 
     def _op_configure(
         self, package: str, threads: int, seed: int, imports: list[str]
@@ -142,6 +148,8 @@ class Operations(Timing, MemoryOperations, Training, Checking):
         if isinstance(self.impl, Side):
             return self.impl.batches(case.batch_size)
         x, y = datasets.load(Path(data), "train")
+        if self.is_trained:  # it has no doubt of these: the loss of its predictions has digits
+            y = (y + 1) % TASKS[case.task].model.num_classes
         return datasets.first_batches(x, y, case.batch_size, RESIDENT_BATCHES, seed=seed)
 
     def _with_targets(self, batches: list) -> list:
@@ -187,7 +195,11 @@ class Operations(Timing, MemoryOperations, Training, Checking):
             task, weights, data = self.impl.task, self.impl.weights, str(self.impl.folder)
         else:
             trains = trains or case.mode == "train"
-            weights = init_weights(task.model, seed, zero_init_residual=trains)
+            self.is_trained = not trains and trained_weights(task.name).exists()
+            if self.is_trained:
+                weights = load_weights(trained_weights(task.name))
+            else:
+                weights = init_weights(task.model, seed, zero_init_residual=trains)
         folder = Path(tempfile.mkdtemp())
         self.work = Work(
             task=task,

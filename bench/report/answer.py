@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from bench.analysis.accuracy import Accuracy
-from bench.analysis.ranking import GOALS, RECIPE, Ranking, Work, beaten, rank
+from bench.analysis.ranking import GOALS, OF_ACCURACY, RECIPE, Ranking, Work, beaten, rank
 from bench.analysis.table import (
     BATCH,
     FIRST_CALL,
@@ -21,6 +21,7 @@ from bench.analysis.table import (
     Figure,
     Row,
 )
+from bench.record import UNTOLD, LossCheck
 from bench.report.formatting import MISSING, interval, number, plus_minus, ratio
 from bench.report.names import name_of, sizes
 from bench.report.technique_tables import Table, of_figures, of_words
@@ -92,11 +93,34 @@ def accuracy_of(kept: Accuracy) -> str:
         return ""
     if kept.exact:
         return "same work" + (f", proven on {kept.proven_on}" if kept.proven_on else "")
+    if kept.check:
+        return _checked(kept)
     if kept.mean is None:
         return "accuracy not measured"
     change = plus_minus(kept.mean, kept.ci, signed=True)
     metric = (kept.metric or "accuracy").replace("_", " ")
     return f"{metric} {change}{UNITS.get(kept.metric, '')}"
+
+
+def _checked(kept: Accuracy) -> str:
+    """What a check has told, and of what: never of an accuracy that was trained for."""
+    check, untold = kept.check, kept.check.verdict == UNTOLD
+    if isinstance(check, LossCheck):
+        over = f"over {check.steps} steps"
+        told = f"loss {check.verdict} {over}"
+        told = f"whether the loss is kept {over} can't be told" if untold else told
+        difference = check.difference
+        if difference is None:
+            return told
+        return f"{told} ({plus_minus(difference.mean, difference.ci, signed=True)} nats)"
+    told = f"predictions {check.verdict}"
+    told = "whether predictions are kept can't be told" if untold else told
+    points, loss = check.points, check.loss
+    more = plus_minus(loss.mean, loss.ci, signed=True) if loss else "not finite"
+    return (
+        f"{told} ({check.flipped / check.samples:.1%} of {check.samples:,} flip, right "
+        f"{points.mean:+.2f} points, {points.ci[0]:+.2f} to {points.ci[1]:+.2f}, loss {more} nats)"
+    )
 
 
 # A ranking ----------------------------------------------------------------------------------------
@@ -199,7 +223,7 @@ def why(ranking: Ranking) -> str:
     if refused:
         row, reason = refused[0].row, refused[0].reason
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
-        loss = f": {accuracy_of(row.accuracy)}" if "accuracy" in reason else ""
+        loss = f": {accuracy_of(row.accuracy)}" if reason in OF_ACCURACY else ""
         parts.append(f"{full_name(row)} has {figure_of(ranking, row)} but {reason}{loss}{more}")
     once = "one block's times" if ranking.aim.provisional else "values measured once"
     counts = (

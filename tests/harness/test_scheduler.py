@@ -13,6 +13,7 @@ from bench.harness.matches import Played
 from bench.harness.plan import Effort, Technique, Variant, Workload
 from bench.harness.recorder import Recorder
 from bench.harness.scheduler import (
+    CHECKS,
     COLD_STARTS,
     PASS,
     PROBES,
@@ -88,8 +89,8 @@ def modes(matches):
 @pytest.mark.parametrize(
     ("of_user", "isolated"),
     [
-        (False, [COLD_STARTS, PROBES, "training 1", COLD_STARTS]),
-        (True, [PROBES, "training 1", COLD_STARTS]),
+        (False, [COLD_STARTS, PROBES, CHECKS, "training 1", COLD_STARTS]),
+        (True, [PROBES, CHECKS, "training 1", COLD_STARTS]),
     ],
 )
 def test_intervals_come_before_what_has_processes_of_its_own(of_user, isolated):
@@ -229,7 +230,7 @@ def test_after_a_pass_that_was_cut_there_are_those_until_the_first_look_alone():
 
     assert steps(made, cut) == [
         *(f"{PASS} {number}" for number in range(3)),
-        *(COLD_STARTS, PROBES, "training 1", COLD_STARTS, COLD_STARTS),
+        *(COLD_STARTS, PROBES, CHECKS, "training 1", COLD_STARTS, COLD_STARTS),
     ]
     assert not made.state.settled
 

@@ -1,0 +1,225 @@
+"""Which rows are checked for what they keep, and their checks: see `keeping`.
+
+A row is checked that changes how it is trained or what it predicts, and is not trained to its
+metric: where its losses are its baseline's there is nothing to check. Nothing is timed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+
+from bench.analysis import accuracy, cases
+from bench.analysis.families import OF_TRAINING
+from bench.analysis.pairing import resolved
+from bench.analysis.ranking import OF_UPDATES
+from bench.harness import record
+from bench.harness.isolated_measurements import noted
+from bench.harness.matches import configure, files_of, parent_key
+from bench.harness.plan import SEED, Case, Variant, Workload
+from bench.harness.processes import Failed, ParentFailed, ParentKey, Processes, Worker
+from bench.harness.run_plan import Plan
+from bench.harness.state import RunState
+from bench.record import Fidelity, LossCheck
+
+SEEDS = 3  # of a short training: the fewest that give an interval
+PLAIN = ("train_step", "baseline", "bench.train_step.bench_baseline")
+
+
+# Which --------------------------------------------------------------------------------------------
+
+
+def expected(plan: Plan, state: RunState) -> list[Case]:
+    """The cases that will be checked, as far as their bench files say what they change."""
+    return _with_baselines(plan, state, [case for case in plan.every if _changes(case)])
+
+
+def wanted(plan: Plan, state: RunState) -> list[Case]:
+    """The cases to check of what was measured: of those, and of others, whose losses differ."""
+    measured = record.measured(plan, state)
+    rows = [row.but(certificate=cases.certificate(row)) for row in resolved(measured.cases)]
+    of_case = {row.id: row for row in rows}
+    unproven = [
+        case
+        for case in plan.every
+        if (_changes(case) or of_case[case.id].losses)
+        and accuracy.of(of_case[case.id], rows, measured.tasks).kept is None
+    ]
+    return _with_baselines(plan, state, unproven)
+
+
+def _changes(case: Case) -> bool:
+    """Whether a row says that its losses are not its baseline's."""
+    return bool(case.variant.changes or case.variant.loss_tolerance)
+
+
+def _with_baselines(plan: Plan, state: RunState, rows: list[Case]) -> list[Case]:
+    """The programs of these rows and of what they are compared with that have no check yet.
+
+    A row that stands at several batch sizes is checked at the first: the check has its own.
+    """
+    first: dict[tuple, Case] = {}
+    for case in rows:
+        if case.variant.role == "variant" and _can_be_checked(plan, case):
+            row = (case.technique, case.workload.task, case.workload.mode)
+            first.setdefault((*row, case.side, case.variant.name), case)
+    bases = {(c.technique, c.work, c.side): c for c in plan.every if c.is_baseline}
+    chosen = []
+    for case in first.values():
+        base = bases.get((case.technique, case.work, case.side))
+        if case.workload.mode == "predict":
+            chosen.append(case)
+        elif base:
+            chosen += [base, case]
+    programs = dict.fromkeys(plan.shown[case.id] for case in chosen)
+    found = {name: state.cases[name] for name in programs}
+    return [
+        plan.by_id[name]
+        for name, of_case in found.items()
+        if of_case.status == "OK" and not (of_case.loss_check or of_case.fidelity)
+    ]
+
+
+def _can_be_checked(plan: Plan, case: Case) -> bool:
+    """Whether its task has a check of its mode, and nothing else tells what it keeps.
+
+    Another model has other weights, and a step that is the optimizer's update alone trains nothing.
+    """
+    task, trains = case.task, case.workload.mode == "train"
+    return (
+        bool(task.loss_check if trains else task.deployed)
+        and case.timed
+        and case.settled
+        and case.variant.measured.accuracy
+        and case.variant.changes != "weights"
+        and case.family not in OF_TRAINING
+        and case.technique != OF_UPDATES
+        and not plan.trained(case)
+        and not plan.amount.first_pass_alone
+    )
+
+
+def deployed(plan: Plan) -> list[Case]:
+    """A plain case for each task of which the run trains a model for predictions.
+
+    In PyTorch, where the run has it: both frameworks start from the same weights.
+    """
+    predicted: dict[str, list[str]] = {}
+    for case in plan.every:
+        if case.workload.mode == "predict" and case.task.deployed:
+            predicted.setdefault(case.workload.task, []).append(case.framework)
+    if plan.amount.first_pass_alone:
+        return []
+    variant = Variant("baseline", role="baseline", title="plain step, float32")
+    return [
+        Case(
+            *PLAIN,
+            framework="pt" if "pt" in frameworks else frameworks[0],
+            flavour=None if "pt" in frameworks else "keras3",
+            variant=variant,
+            workload=Workload(task, "compute"),
+        )
+        for task, frameworks in predicted.items()
+    ]
+
+
+# Checks -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Checked:
+    """What came of a case's check: one of both, or why there is none."""
+
+    loss: LossCheck | None = None
+    predictions: Fidelity | None = None
+    seconds: float = 0.0
+    status: str = "OK"
+    reason: str | None = None
+
+
+def check(
+    processes: Processes,
+    which: list[Case],
+    *,
+    data: dict[str, str],
+    threads: int,
+    done: Callable[[Case, Checked], None],
+) -> None:
+    """Check each case in a process of one thread, as many at once as there are threads.
+
+    `done` is given each case's result as soon as it is there, one after the other.
+    """
+    keys = {case.id: replace(parent_key(case, 1), arm="main") for case in which}
+    failures = processes.start_parents(keys.values())
+
+    def checked(case: Case) -> Checked:
+        result, key = Checked(), keys[case.id]
+        if failure := failures.get(key):
+            result.status, result.reason = "FAILED", f"check: {failure}"
+            return result
+        with noted("check", result):
+            worker = processes.fork(key, "check-" + case.id.replace("/", "-"))
+            try:
+                configure(worker, processes.limits, seed=0)
+                _check(processes, worker, case, data[case.workload.task], result)
+            finally:
+                worker.stop(kill=True)
+        return result
+
+    pool = ThreadPoolExecutor(threads)
+    try:
+        running = {pool.submit(checked, case): case for case in which}
+        while running:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                done(running.pop(future), future.result())
+    finally:
+        processes.stop_parents()  # and with them whatever is still checked, so that no thread waits
+        pool.shutdown(cancel_futures=True)
+
+
+def _check(processes: Processes, worker: Worker, case: Case, data: str, result: Checked) -> None:
+    limit, work = processes.limits.train, {"case": case.message(), "data": data}
+    if case.workload.mode == "predict":
+        files = files_of(processes, case, SEED)
+        result.predictions = worker.ask(
+            limit, "check_predictions", **work, weights_seed=SEED, files=files
+        )
+        return
+    answers = [worker.ask(limit, "check_loss", **work, seed=seed) for seed in range(SEEDS)]
+    task = case.task.loss_check
+    result.loss = LossCheck(
+        steps=task.steps,
+        batch_size=task.batch_size,
+        learning_rate=task.learning_rate,
+        samples=task.held_out,
+        first=[answer.first for answer in answers],
+        per_seed=[answer.held_out for answer in answers],
+    )
+
+
+def train_deployed(
+    processes: Processes, which: list[Case], *, data: dict[str, str], threads: int
+) -> dict[str, str]:
+    """Train the models of these cases' tasks for predictions; by task, why there is none.
+
+    As many at once as there are threads, each on one.
+    """
+
+    def train(case: Case) -> str | None:
+        key, task = ParentKey(case.framework, case.flavour, "tuned", "main", 1), case.workload.task
+        try:
+            worker = processes.execute(key, f"deploy-{task}")
+            try:
+                configure(worker, processes.limits, seed=SEED)
+                given = {"case": case.message(), "data": data[task], "seed": SEED}
+                worker.ask(processes.limits.train, "deploy", **given)
+            finally:
+                worker.stop(kill=True)
+        except (Failed, ParentFailed) as error:
+            return str(error)
+        return None
+
+    with ThreadPoolExecutor(threads) as pool:
+        reasons = list(pool.map(train, which))
+    return {c.workload.task: why for c, why in zip(which, reasons, strict=True) if why}
