@@ -438,7 +438,7 @@ class Pass(Base, frozen=True, kw_only=True, eq=False):
     `number`: of the block; a pass that was interrupted, or that got further matches, has several
     entries. `again`: they were played once more, since the machine had changed; what they had
     before is not kept, and that entry has no matches. `before`, `after`: FLOP/s of a sentinel, see
-    `bench.harness.speed`.
+    `bench.harness.speed`; `device_before`, `device_after`: of the device, where that is no CPU.
     """
 
     number: int
@@ -447,6 +447,8 @@ class Pass(Base, frozen=True, kw_only=True, eq=False):
     again: bool = False
     before: Positive | None = None
     after: Positive | None = None
+    device_before: Positive | None = None
+    device_after: Positive | None = None
 
 
 class TechniqueNotes(Base, frozen=True, kw_only=True, eq=False):
@@ -492,7 +494,8 @@ class Environment(Base, frozen=True, kw_only=True, eq=False):
     many processors a run may use; `quota`: how many it may fill. Measured, before anything is
     timed: `products`, of each framework and dtype in FLOP/s, `bandwidth` of memory in bytes/s, and
     `chain`, operations that wait for one another, a second, see `bench.harness.speed`. `disturbed`:
-    the share of the cores that others took meanwhile.
+    the share of the cores that others took meanwhile. `products_at_end`: those in float32 once more
+    when all was measured.
     """
 
     cpu: str | None = None
@@ -523,6 +526,7 @@ class Environment(Base, frozen=True, kw_only=True, eq=False):
     bandwidth: Speed | None = None
     chain: Speed | None = None
     disturbed: Number | None = None
+    products_at_end: dict[str, dict[str, Speed]] = {}
     allocator: dict[str, Any] = {}
     devices: dict[str, str] = {}
     first_compile_s: dict[str, Positive] | None = None

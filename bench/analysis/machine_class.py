@@ -113,7 +113,7 @@ def sharing(environment: Environment) -> str | None:
         return None
     if cores and cores < threads:
         return f"{_count(threads)} threads of {_count(cores)} core{'s' * (cores > 1)}"
-    computes, waits = gain(_best(environment)), gain(environment.chain)
+    computes, waits = gain(_best(environment.products)), gain(environment.chain)
     if computes is None or is_disturbed(environment):
         return None
     if computes > SHARED * threads:
@@ -141,9 +141,20 @@ def product(environment: Environment, dtype: str) -> float | None:
     return (environment.peak_flops or {}).get(dtype)
 
 
-def _best(environment: Environment) -> Speed | None:
+def changed_at_end(environment: Environment) -> str | None:
+    """That the machine was another one when the run ended, in a line; None where it was not."""
+    start, end = (_best(p) for p in (environment.products, environment.products_at_end))
+    if not (start and end and start.all and end.all) or is_disturbed(environment):
+        return None
+    if same_speed(start.all, end.all):
+        return None
+    share = f"{end.all / start.all:.0%} of that at the start"
+    return f"MACHINE CHANGED: its best product in float32 was {share} when the run had ended."
+
+
+def _best(products: dict[str, dict[str, Speed]]) -> Speed | None:
     """The float32 products of the library that is fastest on all threads."""
-    every = [speeds["float32"] for speeds in environment.products.values() if "float32" in speeds]
+    every = [speeds["float32"] for speeds in products.values() if "float32" in speeds]
     return max(every, key=lambda speed: speed.all or 0, default=None)
 
 

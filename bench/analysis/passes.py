@@ -1,7 +1,8 @@
 """Which passes of a run count: those in which the machine was the same, by a rule set beforehand.
 
-Before and after each pass a sentinel measures how fast the machine is. Two speeds are the same
-where they differ by no more than `SAME_SPEED`, as those of machines of one class do.
+Before and after each pass a sentinel measures how fast the machine is, and its device where that is
+no CPU. Two speeds are the same where they differ by no more than `SAME_SPEED`, as those of machines
+of one class do. The rule holds for the machine and for the device:
 
 1. A pass under which the machine changed, whose two speeds are not the same, is played again at
    once, one time. What it had before is dropped.
@@ -15,14 +16,18 @@ The sentinel knows no sample and no ratio, so that nobody can choose passes by w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from bench.analysis.machine_class import SAME_SPEED, same_speed
 from bench.record import Pass
 
+MACHINE, DEVICE = ("before", "after"), ("device_before", "device_after")  # entries of a pass
+
 
 def changed(played: Pass) -> bool:
-    """Whether the machine changed under a pass."""
-    return bool(played.before and played.after) and not same_speed(played.before, played.after)
+    """Whether the machine or its device changed under a pass."""
+    both = [_speeds(played, what) for what in (MACHINE, DEVICE)]
+    return any(len(speeds) == 2 and not same_speed(*speeds) for speeds in both)
 
 
 def left_out(passes: Sequence[Pass]) -> set[tuple[int, int]]:
@@ -37,9 +42,17 @@ def said(passes: Sequence[Pass]) -> str | None:
     if not (out or again or unsteady):
         return None
     first = next(played for played in passes if played in [*out, *unsteady, *again])
-    speeds = [speed for played in passes for speed in _speeds(played)] or [1.0]
-    line = f"MACHINE CHANGED: in pass {first.number + 1}, which began at {first.began}; its speed "
-    line += f"was between {min(speeds) / max(speeds):.0%} and 100% of the highest."
+    ranges = {
+        whose: [speed for played in passes for speed in _speeds(played, what)]
+        for whose, what in (("its speed", MACHINE), ("its device's speed", DEVICE))
+    }
+    line = f"MACHINE CHANGED: in pass {first.number + 1}, which began at {first.began}; "
+    line += " and ".join(
+        f"{whose} was between {min(speeds) / max(speeds):.0%} and 100% of the highest"
+        for whose, speeds in ranges.items()
+        if speeds
+    )
+    line += "."
     if again:
         line += f" {_named(again)} played again."
     if out:
@@ -49,26 +62,28 @@ def said(passes: Sequence[Pass]) -> str | None:
 
 
 def _left_out(passes: Sequence[Pass]) -> list[Pass]:
-    known = [played for played in passes if played.matches and _speeds(played)]
+    known = [played for played in passes if played.matches and _speeds(played, MACHINE)]
     steady = [played for played in known if not changed(played)]
-    if not steady:
-        return []
-    usual = max((_level(top) for top in steady), key=lambda top: (_weight(steady, top), top))
-    return [p for p in known if p not in steady or not _same(_level(p), usual)]
+    out = [played for played in known if steady and played not in steady]
+    for what in (MACHINE, DEVICE):
+        levels = [(_level(played, what), played) for played in steady if _speeds(played, what)]
+        tops = (level for level, _ in levels)
+        usual = max(tops, key=lambda top: (_weight(levels, top), top), default=0.0)
+        out += [played for level, played in levels if not _same(level, usual)]
+    return [played for played in known if played in out]
 
 
-def _weight(passes: Sequence[Pass], top: float) -> int:
+def _weight(levels: Sequence[tuple[float, Pass]], top: float) -> int:
     """How many blocks were played at a speed."""
-    return sum(len(played.matches) for played in passes if _same(_level(played), top))
+    return sum(len(played.matches) for level, played in levels if _same(level, top))
 
 
-def _level(played: Pass) -> float:
-    speeds = _speeds(played)
-    return sum(speeds) / len(speeds)
+def _level(played: Pass, what: tuple[str, str]) -> float:
+    return fmean(_speeds(played, what))
 
 
-def _speeds(played: Pass) -> list[float]:
-    return [speed for speed in (played.before, played.after) if speed]
+def _speeds(played: Pass, what: tuple[str, str]) -> list[float]:
+    return [speed for name in what if (speed := getattr(played, name))]
 
 
 def _same(speed: float, top: float) -> bool:

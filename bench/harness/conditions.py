@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
 import msgspec
 
@@ -10,7 +11,7 @@ from bench.analysis import machine_class
 from bench.harness import isolated_measurements, machine, speed
 from bench.harness import state as states
 from bench.harness.plan import FRAMEWORKS, SEED, Case, Framework
-from bench.harness.processes import Failed, Processes, Unsupported
+from bench.harness.processes import Failed, Processes, Unsupported, Worker
 from bench.harness.run_plan import Plan
 from bench.harness.state import RunState
 from bench.harness.worker import on_cpu
@@ -62,6 +63,42 @@ def describe(
         disturbed=_disturbed(watch.stop()),
     )
     return whole, missing
+
+
+def at_end(processes: Processes, environment: Environment) -> Environment:
+    """The environment with the float32 products of each framework, measured once more."""
+    again = {}
+    for name in environment.products:
+        with suppress(Failed, Unsupported):
+            threads = environment.threads
+            found = isolated_measurements.describe(processes, name, threads, dtypes=("float32",))
+            again[name] = found.products
+    return environment.but(products_at_end=again)
+
+
+class Device:
+    """A GPU, whose products a worker computes that waits in between."""
+
+    def __init__(self, processes: Processes, framework: str, threads: int) -> None:
+        self._processes, self._asked = processes, (framework, threads)
+        self._worker: Worker | None = None
+
+    def float32_product(self) -> float | None:
+        """FLOP/s; None where the framework fails to compute it."""
+        try:
+            if self._worker is None:
+                self._worker = isolated_measurements.asked(self._processes, *self._asked)
+            limit = self._processes.limits.request
+            found = self._worker.ask(limit, "describe", dtypes=["float32"])
+            return found.products["float32"].all
+        except (Failed, Unsupported):
+            return None
+
+
+def device(processes: Processes, environment: Environment) -> Device | None:
+    """The GPU of a run, by the first framework that computes there; None without one."""
+    names = [name for name, where in environment.devices.items() if not on_cpu(where)]
+    return Device(processes, names[0], environment.threads) if names else None
 
 
 def _peaks(products: dict[str, dict[str, Speed]]) -> dict[str, float]:

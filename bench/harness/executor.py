@@ -8,7 +8,7 @@ from math import log
 
 from bench.analysis import machine_class, passes
 from bench.harness import checks, isolated_measurements, machine, speed
-from bench.harness.conditions import refuse
+from bench.harness.conditions import Device, refuse
 from bench.harness.isolated_measurements import Measurement, Trained
 from bench.harness.matches import Match, parent_key, start_order
 from bench.harness.plan import SEED, Case
@@ -35,6 +35,7 @@ class Executor:
     """Measures with `processes`, and gives what it finds to the `recorder`.
 
     `data`: the folder of each task's data. `memory_budget`: bytes, for the batch-size finder.
+    `device`: a GPU that sentinels look at as well.
     """
 
     def __init__(
@@ -46,10 +47,12 @@ class Executor:
         data: dict[str, str],
         threads: int,
         memory_budget: int | None = None,
+        device: Device | None = None,
     ) -> None:
         self.processes, self.scheduler, self.recorder = processes, scheduler, recorder
         self.plan, self.state = scheduler.plan, scheduler.state
         self.data, self.threads, self.memory_budget = data, threads, memory_budget
+        self.device = device
 
     def carry_out(self, step: Step) -> None:
         """Take a step."""
@@ -76,20 +79,19 @@ class Executor:
 
     def _watched_pass(self, block: int, matches: list[NumberedMatch], again: bool = False) -> Pass:
         """Play a pass between two looks at how fast the machine is."""
-        last = next((p.after for p in reversed(self.state.watched) if p.after), None)
-        before = self._speed(last)
-        self.state.begin_pass(block, before, again=again)
+        last = next((p for p in reversed(self.state.watched) if p.after), None)
+        before = self._speeds((last.after, last.device_after) if last else (None, None))
+        self.state.begin_pass(block, *before, again=again)
         self._play_matches(block, matches)
-        return self.state.end_pass(self._speed(before))
+        return self.state.end_pass(*self._speeds(before))
 
-    def _speed(self, before: float | None) -> float:
-        """The machine's speed; where it is not as before, the nearest to that of three tries."""
+    def _speeds(self, before: tuple[float | None, float | None]) -> tuple[float, float | None]:
+        """The speeds of the machine and of its device, which a CPU is not."""
         with self.recorder.part("sentinel"):
-            tries = [speed.sentinel(self.threads)]
-            while before and len(tries) < TRIES and not machine_class.same_speed(before, tries[-1]):
-                time.sleep(PAUSE_S)
-                tries.append(speed.sentinel(self.threads))
-        return min(tries, key=lambda found: abs(log(found / (before or found))))
+            device = None
+            if self.device:
+                device = _nearest(before[1], lambda: self.device.float32_product())
+            return _nearest(before[0], lambda: speed.sentinel(self.threads)), device
 
     def _play_matches(self, block: int, matches: list[NumberedMatch]) -> None:
         """One block of each of these matches; they share their parents."""
@@ -303,6 +305,18 @@ class Executor:
                 budget=self.plan.amount.train_s,
                 done=note,
             )
+
+
+def _nearest(before: float | None, measure: Callable[[], float | None]) -> float | None:
+    """A speed; where it is not as before, the nearest to that of three tries."""
+    tries = [measure()]
+    while before and tries[-1] and len(tries) < TRIES:
+        if machine_class.same_speed(before, tries[-1]):
+            break
+        time.sleep(PAUSE_S)
+        tries.append(measure())
+    known = [speed for speed in tries if speed]
+    return min(known, key=lambda one: abs(log(one / (before or one))), default=None)
 
 
 def _words(cases: list[Case]) -> str:

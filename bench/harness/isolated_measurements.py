@@ -78,27 +78,40 @@ class Trained(Struct, kw_only=True):
         self.epochs += seed.epochs
 
 
-def describe(processes: Processes, framework: str, threads: int) -> Described:
+def describe(
+    processes: Processes, framework: str, threads: int, dtypes: tuple[str, ...] = PEAK_DTYPES
+) -> Described:
     """A framework's versions, device and best products; `Failed` if it can't be imported.
 
     It runs freshly executed, under the interpreter that the run will use.
     """
-    flavour = FRAMEWORKS[framework].flavours[0]
-    key = ParentKey(framework, flavour, "tuned", "main", threads)
     try:
-        return _describe(processes, key, PEAK_DTYPES)
+        return _describe(processes, framework, threads, dtypes)
     # A product in bfloat16 aborts where oneDNN is kept from its instructions; others refuse it.
     except (Failed, Unsupported):
-        return _describe(processes, key, PEAK_DTYPES[:1])
+        return _describe(processes, framework, threads, dtypes[:1])
 
 
-def _describe(processes: Processes, key: ParentKey, dtypes: tuple[str, ...]) -> Described:
-    worker = processes.execute(key, f"describe-{key.framework}")
+def _describe(
+    processes: Processes, framework: str, threads: int, dtypes: tuple[str, ...]
+) -> Described:
+    worker = asked(processes, framework, threads)
     try:
-        configure(worker, processes.limits, seed=0)
         return worker.ask(processes.limits.request, "describe", dtypes=list(dtypes))
     finally:
         worker.stop(kill=True)
+
+
+def asked(processes: Processes, framework: str, threads: int) -> Worker:
+    """A freshly executed worker that can be asked to describe the machine."""
+    key = ParentKey(framework, FRAMEWORKS[framework].flavours[0], "tuned", "main", threads)
+    worker = processes.execute(key, f"describe-{framework}")
+    try:
+        configure(worker, processes.limits, seed=0)
+    except BaseException:
+        worker.stop(kill=True)
+        raise
+    return worker
 
 
 # Cold starts and probes ---------------------------------------------------------------------------

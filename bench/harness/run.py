@@ -169,9 +169,14 @@ class Run:
                 data=data,
                 threads=self.threads,
                 memory_budget=self.settings.memory_budget,
+                device=conditions.device(processes, environment),
             )
             for step in self.scheduler.steps():
                 executor.carry_out(step)
+            if self.plan.amount.blocks > 1 and not self.scheduler.cut:
+                recorder.say("end", "machine")
+                with recorder.part("describe"):
+                    self.state.environment = conditions.at_end(processes, self.state.environment)
 
     def _materialise(self) -> dict[str, str]:
         """Write each task's data once; both frameworks read those files."""

@@ -37,7 +37,7 @@ MEASURED_BY = (
 # What may differ when a run is taken up: figures, which `machine_class` judges, not conditions, and
 # what sets no two machines of a class apart.
 VOLATILE = ("load", "peak_flops", "first_compile_s", "products", "bandwidth", "chain", "disturbed")
-VOLATILE += ("os", "memory_bytes")
+VOLATILE += ("os", "memory_bytes", "products_at_end")
 
 
 class Asked(Struct, frozen=True, kw_only=True):
@@ -151,13 +151,16 @@ class RunState(Struct, kw_only=True):
             current = self.watched[-1]
             self.watched[-1] = current.but(matches=[*current.matches, conditions.match])
 
-    def begin_pass(self, number: int, speed: float, again: bool = False) -> None:
-        """Note when a pass begins, and how fast the machine is then."""
-        self.watched.append(Pass(number=number, began=_now(), before=speed, again=again))
+    def begin_pass(
+        self, number: int, speed: float, device: float | None, again: bool = False
+    ) -> None:
+        """Note when a pass begins, and how fast the machine is then, and its device."""
+        begun = Pass(number=number, began=_now(), before=speed, device_before=device, again=again)
+        self.watched.append(begun)
 
-    def end_pass(self, speed: float) -> Pass:
-        """Note how fast the machine is when a pass has ended; the pass."""
-        self.watched[-1] = self.watched[-1].but(after=speed)
+    def end_pass(self, speed: float, device: float | None) -> Pass:
+        """Note how fast they are when a pass has ended; the pass."""
+        self.watched[-1] = self.watched[-1].but(after=speed, device_after=device)
         return self.watched[-1]
 
     def drop_pass(self) -> None:

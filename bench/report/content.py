@@ -174,7 +174,8 @@ def warnings(record: Record) -> list[str]:
         )
     if not record.finished:
         lines.append(ENDED.get(record.ended, ENDED[None]))
-    return lines + list(filter(None, [passes.said(record.passes)])) + _busy(record)
+    changed = [passes.said(record.passes), machine_class.changed_at_end(record.environment)]
+    return lines + list(filter(None, changed)) + _busy(record)
 
 
 def _busy(record: Record) -> list[str]:

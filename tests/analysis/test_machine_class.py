@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.analysis.machine_class import differences, same_class, slug, words
+from bench.analysis.machine_class import changed_at_end, differences, same_class, slug, words
 from bench.analysis.reading import load
 from bench.analysis.values import MOST_OTHERS
 from bench.record import Environment, Processor, Speed
@@ -165,6 +165,20 @@ def test_other_differences_are_said_and_leave_the_class(change, sentence):
     old = EPYC.but(**before, allocator={"pt": True, "tf": True})
     assert differences(old, old.but(**change)) == [sentence]
     assert same_class(old, old.but(**change))
+
+
+def test_products_at_the_end_are_compared_with_those_at_the_start():
+    speeds = {"start": 2e11, "steady": 1.6e11, "slow": 1e11}
+    products = {name: {"pt": {"float32": Speed(all=speed)}} for name, speed in speeds.items()}
+    begun = EPYC.but(products=products["start"])
+    assert changed_at_end(begun) is None  # of before, or ended early
+    assert changed_at_end(begun.but(products_at_end=products["steady"])) is None
+    changed = begun.but(products_at_end=products["slow"])
+    assert changed_at_end(changed) == (
+        "MACHINE CHANGED: its best product in float32 was 50% of that at the start when the run "
+        "had ended."
+    )
+    assert changed_at_end(changed.but(disturbed=0.5)) is None  # the start is not known
 
 
 def test_published_records_have_a_class():

@@ -69,6 +69,18 @@ def test_a_pass_that_was_played_again_is_judged_by_that():
     )
 
 
+def test_a_device_that_changes_counts_as_the_machine_does():
+    """The machine is steady: only its GPU has another clock."""
+    speeds = [(FAST, FAST), (FAST, SLOW), (SLOW, SLOW), (FAST, FAST)]
+    passes = [
+        played.but(device_before=before, device_after=after)
+        for played, (before, after) in zip(run(*[(FAST, FAST)] * 4), speeds, strict=True)
+    ]
+    assert [changed(played) for played in passes] == [False, True, False, False]
+    assert numbers(passes) == {1, 2}
+    assert "its device's speed was between 50% and 100% of the highest" in said(passes)
+
+
 def test_matches_that_came_later_are_judged_by_their_own_time():
     later = Pass(number=0, began="12:09", matches=[7], before=SLOW, after=SLOW)
     assert left_out([*run((FAST, FAST), (FAST, FAST)), later]) == {(7, 0)}

@@ -454,6 +454,11 @@ def test_twins_start_from_the_same_weights_in_every_block_and_training(measure):
     """The fake's accuracy follows from a seed's weights alone."""
     amount, frameworks = Effort(2, 3, 3), ("pt", "tf")
     found = measure("good", technique=faulty.TRAINED, frameworks=frameworks, amount=amount)
+    at_end = found.results.environment.products_at_end
+    assert {name: speeds["float32"].all for name, speeds in at_end.items()} == {
+        "pt": 4e9,
+        "tf": 4e9,
+    }
     ours, theirs = (found.cases[name, "good"] for name in ("pt", "tf"))
     for name in ("weights_sha256", "losses"):
         first, twin = ([getattr(block, name) for block in case.blocks] for case in (ours, theirs))

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-from contextlib import nullcontext
 from itertools import chain
 from types import SimpleNamespace
 
@@ -16,17 +15,19 @@ import pytest
 from bench.analysis.machine_class import gain
 from bench.analysis.passes import said
 from bench.analysis.reading import load
-from bench.harness import executor, products, record, speed
+from bench.harness import conditions, executor, products, record, speed
 from bench.harness.executor import Executor
 from bench.harness.isolated_measurements import PEAK_DTYPES
 from bench.harness.matches import Played
 from bench.harness.plan import EFFORT, FRAMEWORKS, Effort
+from bench.harness.processes import Processes
 from bench.harness.products import best_products
 from bench.harness.recorder import Recorder
 from bench.harness.scheduler import PASS, Scheduler
 from bench.harness.selection import cases_of
 from bench.record import Conditions, Speed
 from shared import cgroups
+from tests.conftest import LIMITS
 from tests.harness import faulty
 from tests.harness.runs import plan_of, state_of
 from tests.workers import ROOT
@@ -217,16 +218,22 @@ def blocks_of(monkeypatch, tmp_path):
     monkeypatch.setattr(executor, "PAUSE_S", 0.0)
     monkeypatch.setattr(executor, "Match", FakeMatch)
 
-    def run(*after, amount=THREE):
+    def run(*after, amount=THREE, of_device=False):
         now, later = SimpleNamespace(speed=FAST), iter(after)
-        monkeypatch.setattr(speed, "sentinel", lambda threads: now.speed)
+        monkeypatch.setattr(speed, "sentinel", lambda threads: FAST if of_device else now.speed)
+        device = SimpleNamespace(float32_product=lambda: now.speed) if of_device else None
         plan = plan_of(CASES, amount, faulty.SMALL)
         scheduler = Scheduler(plan, state_of(plan))
         recorder = Recorder(tmp_path, plan, scheduler.state, say=lambda line: None)
         parents = {"start_parents": lambda keys: {}}
         parents |= {"stop_parents": lambda: setattr(now, "speed", next(later)), "forks": True}
         running = Executor(
-            SimpleNamespace(**parents), scheduler, recorder, data={"digits-cnn": ""}, threads=1
+            SimpleNamespace(**parents),
+            scheduler,
+            recorder,
+            data={"digits-cnn": ""},
+            threads=1,
+            device=device,
         )
         for step in scheduler.steps():
             if step.kind == PASS:
@@ -238,6 +245,7 @@ def blocks_of(monkeypatch, tmp_path):
     return run
 
 
+@pytest.mark.parametrize("of_device", [False, True])
 @pytest.mark.parametrize(
     ("after", "counted", "numbers"),
     [
@@ -250,9 +258,9 @@ def blocks_of(monkeypatch, tmp_path):
     ],
 )
 def test_a_pass_under_which_the_machine_changed_is_played_again_once_or_left_out(
-    blocks_of, after, counted, numbers
+    blocks_of, after, counted, numbers, of_device
 ):
-    blocks, passes = blocks_of(*after)
+    blocks, passes = blocks_of(*after, of_device=of_device)
     assert blocks == counted
     assert [played.number for played in passes] == numbers
     again = [played for played in passes if played.again]
@@ -286,12 +294,23 @@ def test_a_run_of_one_block_is_played_once_and_says_that_the_machine_changed(blo
 def test_a_speed_that_differs_is_measured_again_before_it_counts(monkeypatch, tries, speed_after):
     left = iter(tries)
     monkeypatch.setattr(executor, "PAUSE_S", 0.0)
-    monkeypatch.setattr(speed, "sentinel", lambda threads: next(left))
-    recorder = SimpleNamespace(part=lambda name: nullcontext())
-    plan = plan_of(CASES, THREE, faulty.SMALL)
-    scheduler = Scheduler(plan, state_of(plan))
-    running = Executor(None, scheduler, recorder, data={}, threads=1)
-    assert running._speed(FAST) == pytest.approx(speed_after)
+    assert executor._nearest(FAST, lambda: next(left)) == pytest.approx(speed_after)
+
+
+def test_a_device_without_a_figure_leaves_the_machine_s():
+    assert executor._nearest(FAST, lambda: None) is None
+    assert executor._nearest(None, lambda: SLOW) == SLOW
+
+
+def test_a_worker_waits_between_the_products_of_a_device(tmp_path, fakes):
+    on_gpu = SimpleNamespace(devices={"tf": "CPU:0", "pt": "cuda"}, threads=1)
+    with Processes(tmp_path, limits=LIMITS) as processes:
+        device = conditions.device(processes, on_gpu)
+        assert device.float32_product() == device.float32_product() == 4e9
+        assert len(list(tmp_path.glob("*describe-pt*"))) == 1
+        device._worker.stop(kill=True)
+        assert device.float32_product() is None
+    assert conditions.device(None, SimpleNamespace(devices={"pt": "cpu"})) is None
 
 
 @pytest.mark.campaign
