@@ -2,8 +2,9 @@
 
 A claim stands in `bench/claims.json` with its source and a rule, which names rows of a record, a
 figure, and its bounds. Nothing is judged by hand: a row holds if its whole interval lies within the
-bounds, and fails if all of it lies outside. A row that several records have counts once, as in the
-first that has its figure; of another class of machine than the first record's, that is said.
+bounds, and fails if all of it lies outside. A claim that names no conditions is judged for large
+models and for small ones apart. A row that several records have counts once, as in the first that
+has its figure; of another class of machine than the first record's, that is said.
 """
 
 from __future__ import annotations
@@ -20,13 +21,20 @@ from msgspec import Meta, Struct
 
 from bench.analysis.families import families
 from bench.analysis.machine_class import same_class, words
+from bench.analysis.ranking import is_large
 from bench.analysis.table import NOT_MEASURED, ONCE, Figure, Table
 from bench.record import Case, Environment, Number, Record, in_words
 
 LEDGER = Path(__file__).parents[1] / "claims.json"
-HOLDS, FAILS, OPEN = "holds here", "does not hold here", "can't be tested here"
-VERDICTS = (FAILS, HOLDS, OPEN)
+HOLDS, FAILS = "holds here", "does not hold here"
+ON_LARGE = "holds on large models, not on small ones"
+ON_SMALL = "holds on small models, not on large ones"
+BY_SIZE = (ON_LARGE, ON_SMALL)
+UNDECIDED, UNMEASURED, UNTESTED = "not decided here", "not measured here", "can't be tested here"
+OPEN = (UNDECIDED, UNMEASURED, UNTESTED)  # the last is for what a machine lacks
+VERDICTS = (FAILS, *BY_SIZE, HOLDS, *OPEN)
 TOO_WIDE = "interval too wide"
+NO_CONDITIONS = "none given"
 
 FIGURES = ("time", "memory", "size", "compressed_size", "first_call", "accuracy")
 METRICS = (
@@ -115,6 +123,11 @@ class Claim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     conditions: Text
     rule: Rule
 
+    @property
+    def of_any_size(self) -> bool:
+        """Whether it is of models of any size: it names no conditions, and its rule no task."""
+        return self.conditions.lower().startswith(NO_CONDITIONS) and not self.rule.tasks
+
 
 class Ledger(Struct, frozen=True):
     """All claims."""
@@ -180,6 +193,11 @@ class Answer:
     why: str = ""
     machine: str = ""
 
+    @property
+    def large(self) -> bool:
+        """Whether its model is a large one."""
+        return bool(is_large(self.case.task))
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -219,10 +237,17 @@ def _judged(claim: Claim, tables: list[Table]) -> Judged:
             known = answers.get(case.id)
             if known is None or known.figure is None:
                 answer = replace(_answer(case, rule, table), machine=machine)
-                answers[case.id] = replace(answer, verdict=OPEN, why=missing) if missing else answer
+                untested = replace(answer, verdict=UNTESTED, why=missing)
+                answers[case.id] = untested if missing else answer
     rows = list(answers.values())
-    verdict, why = (OPEN, lacking[0]) if all(lacking) else _verdict(rule, rows)
-    order = (verdict, *VERDICTS)
+    verdict, why = (UNTESTED, lacking[0]) if all(lacking) else _verdict(rule, rows)
+    if claim.of_any_size and not all(lacking):
+        large, small = (
+            _verdict(rule, [r for r in rows if r.large is big])[0] for big in (True, False)
+        )
+        verdict, why = _of_sizes(large, small) or (verdict, why)
+    first = {ON_LARGE: HOLDS, ON_SMALL: HOLDS}.get(verdict, verdict)
+    order = (first, *VERDICTS)
     return Judged(claim, verdict, why, sorted(rows, key=lambda row: _rank(row, rule, order)))
 
 
@@ -249,21 +274,28 @@ def _cases(claim: Claim, record: Record) -> Iterator[Case]:
 
 def _answer(case: Case, rule: Rule, table: Table) -> Answer:
     if case.status != "OK":
-        return Answer(case, None, OPEN, f"{case.status.lower()}: {case.reason or '—'}")
+        return Answer(case, None, UNMEASURED, f"{case.status.lower()}: {case.reason or '—'}")
     if rule.read == "value":
         figure, why = table.value(case, rule.figure)
     else:
         figure, why = table.against_baseline(case, rule.figure, rule.against)
     if figure is None:
-        return Answer(case, None, OPEN, why)
+        return Answer(case, None, UNMEASURED, why)
     figure = figure.turned() if rule.read == "gain" else figure
     if figure.bounds is None:
-        return Answer(case, figure, OPEN, ONCE)
+        return Answer(case, figure, UNDECIDED, ONCE)
     if rule.low <= figure.low and figure.high <= rule.high:
         return Answer(case, figure, HOLDS)
     if figure.high < rule.low or figure.low > rule.high:
         return Answer(case, figure, FAILS)
-    return Answer(case, figure, OPEN, TOO_WIDE)
+    return Answer(case, figure, UNDECIDED, TOO_WIDE)
+
+
+def _of_sizes(large: str, small: str) -> tuple[str, str] | None:
+    """The verdict of a claim that large and small models answer in different ways."""
+    sizes = {(HOLDS, FAILS): ON_LARGE, (FAILS, HOLDS): ON_SMALL}
+    verdict = sizes.get((large, small))
+    return verdict and (verdict, "")
 
 
 def _verdict(rule: Rule, rows: list[Answer]) -> tuple[str, str]:
@@ -272,12 +304,15 @@ def _verdict(rule: Rule, rows: list[Answer]) -> tuple[str, str]:
     decisive = FAILS if rule.rows == "all" else HOLDS
     if decisive in verdicts:
         return decisive, ""
-    reasons = list(dict.fromkeys(row.why for row in rows if row.verdict == OPEN))
-    if TOO_WIDE in reasons:
-        return OPEN, TOO_WIDE
-    if judged := verdicts - {OPEN}:  # what was not measured speaks against nobody
+    reasons = {v: [row.why for row in rows if row.verdict == v] for v in OPEN}
+    if TOO_WIDE in reasons[UNDECIDED]:
+        return UNDECIDED, TOO_WIDE
+    if judged := verdicts - set(OPEN):  # what was not measured speaks against nobody
         return judged.pop(), ""
-    return OPEN, next((why for why in reasons if why != NOT_MEASURED), NOT_MEASURED)
+    for verdict in OPEN:
+        if whys := reasons[verdict]:
+            return verdict, next((why for why in whys if why != NOT_MEASURED), NOT_MEASURED)
+    return UNMEASURED, NOT_MEASURED
 
 
 def _rank(row: Answer, rule: Rule, order: tuple[str, ...]) -> tuple:

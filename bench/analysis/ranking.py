@@ -59,6 +59,12 @@ OF_UPDATES = "optimizer_implementations"  # the technique whose step is the upda
 LARGE = 1e6  # parameters: from here on a step is mostly arithmetic
 
 
+def is_large(task: str) -> bool | None:
+    """Whether a task's model is a large one; None for a task that is not known (any more)."""
+    known = TASKS.get(task)
+    return known and parameter_count(known.model) >= LARGE
+
+
 # Goals --------------------------------------------------------------------------------------------
 
 
@@ -152,8 +158,7 @@ class Work:
     @property
     def large(self) -> bool | None:
         """Whether its model is a large one; None for a task that is not known (any more)."""
-        task = TASKS.get(self.task)
-        return task and parameter_count(task.model) >= LARGE
+        return is_large(self.task)
 
     @property
     def provisional(self) -> bool:

@@ -11,7 +11,22 @@ import msgspec
 from markupsafe import Markup
 
 from bench.analysis import machine_class
-from bench.analysis.claims import FAILS, HOLDS, OPEN, VERDICTS, Claim, Judged, Rule
+from bench.analysis.claims import (
+    BY_SIZE,
+    FAILS,
+    HOLDS,
+    ON_LARGE,
+    ON_SMALL,
+    OPEN,
+    UNDECIDED,
+    UNMEASURED,
+    UNTESTED,
+    VERDICTS,
+    Answer,
+    Claim,
+    Judged,
+    Rule,
+)
 from bench.analysis.table import Figure
 from bench.record import FRAMEWORKS, Record
 from bench.report.content import measured, run_line, warnings
@@ -32,7 +47,15 @@ NAMES = {
     "found": "faults found",
     "plain_unhealthy": "layers with an unhealthy gradient",
 }
-COUNTS = {HOLDS: "hold here", FAILS: "do not hold here", OPEN: "can't be tested here"}
+COUNTS = {
+    HOLDS: "hold here",
+    FAILS: "do not hold here",
+    ON_LARGE: "hold on large models, not on small ones",
+    ON_SMALL: "hold on small models, not on large ones",
+    UNDECIDED: "were not decided",
+    UNMEASURED: "were not measured",
+    UNTESTED: "can't be tested here",
+}
 
 
 # Words -------------------------------------------------------------------------------------------
@@ -70,15 +93,24 @@ def in_brackets(figure: Figure, rule: Rule) -> str:
 
 
 def here(judged: Judged) -> str:
-    """The figure that decides, its row, and how many rows hold; "" where there is no figure."""
-    row = judged.shown
-    if row is None:
+    """The figure that decides, its row, and how many rows hold; "" where there is no figure.
+
+    Where the size of the model decides, a row that holds and one that does not.
+    """
+    if judged.shown is None:
         return ""
-    where = f"{row.case.full_title}, {row.case.task}, batch {row.case.batch_size}"
-    where += f"; on {row.machine}" if row.machine else ""
+    told = [judged.shown]
+    if judged.verdict in BY_SIZE:
+        told += [next(row for row in judged.rows if row.verdict == FAILS)]
     held, rows = judged.held
     more = f"; {held} of {rows} rows hold" if rows > 1 else ""
-    return f"{in_brackets(row.figure, judged.claim.rule)} ({where}){more}"
+    return "; ".join(_figure_and_row(row, judged.claim.rule) for row in told) + more
+
+
+def _figure_and_row(row: Answer, rule: Rule) -> str:
+    where = f"{row.case.full_title}, {row.case.task}, batch {row.case.batch_size}"
+    where += f"; on {row.machine}" if row.machine else ""
+    return f"{in_brackets(row.figure, rule)} ({where})"
 
 
 def source(claim: Claim) -> str:
@@ -99,15 +131,20 @@ def title(claim: Claim) -> str:
 
 
 def counts(judged: list[Judged]) -> str:
-    """105 claims: 20 hold here, 15 do not hold here, 70 can't be tested here."""
+    """105 claims: 20 hold here, 15 do not hold here, 70 can't be tested here; others if any."""
     number_of = Counter(each.verdict for each in judged)
-    parts = [f"{number_of[verdict]} {COUNTS[verdict]}" for verdict in (HOLDS, FAILS, OPEN)]
+    always = (HOLDS, FAILS, UNTESTED)
+    parts = [
+        f"{number_of[verdict]} {words}"
+        for verdict, words in COUNTS.items()
+        if number_of[verdict] or verdict in always
+    ]
     return f"{len(judged)} published claims: {', '.join(parts)}."
 
 
 def reasons(judged: list[Judged]) -> str:
-    """Why claims can't be tested, the commonest reason first."""
-    why = Counter(each.why.split(":")[0] for each in judged if each.verdict == OPEN)
+    """Why claims are open, the commonest reason first."""
+    why = Counter(each.why.split(":")[0] for each in judged if each.verdict in OPEN)
     return "; ".join(f"{reason} ({count})" for reason, count in why.most_common())
 
 
@@ -129,7 +166,7 @@ def text(records: list[Record], judged: list[Judged], width: int = 80) -> list[s
     for heading, some in _by_verdict(judged):
         lines += ["", heading, "-" * len(heading)]
         for each in some:
-            lines += _open(each, width) if each.verdict == OPEN else ["", *_tested(each, width)]
+            lines += _open(each, width) if each.verdict in OPEN else ["", *_tested(each, width)]
     return lines
 
 
@@ -203,8 +240,9 @@ def page(records: list[Record], judged: list[Judged], paths: str) -> str:
         measured=measured(records),
         runs=list(map(run_line, records)),
         warnings=_warnings(records),
-        reasons=reasons(judged),
-        parts=[(Markup(heading), _table(some)) for heading, some in _by_verdict(judged)],
+        parts=[
+            (Markup(heading), _table(some), reasons(some)) for heading, some in _by_verdict(judged)
+        ],
     )
 
 
@@ -213,7 +251,7 @@ def _warnings(records: list[Record]) -> list[str]:
 
 
 def _table(judged: list[Judged]) -> Table:
-    rows, last = [], "why" if judged[0].verdict == OPEN else "here"
+    rows, last = [], "why" if judged[0].verdict in OPEN else "here"
     for each in judged:
         claim, shown = each.claim, here(each)
         answer = f"{each.why}; here {shown}" if each.why and shown else each.why or shown

@@ -17,8 +17,12 @@ from bench.analysis.claims import (
     FAILS,
     HOLDS,
     LEDGER,
-    OPEN,
+    ON_LARGE,
+    ON_SMALL,
     TOO_WIDE,
+    UNDECIDED,
+    UNMEASURED,
+    UNTESTED,
     Claim,
     Source,
     judge,
@@ -29,7 +33,7 @@ from bench.analysis.reading import load
 from bench.analysis.table import NO_ACCURACY, NOT_COMPARABLE, NOT_MEASURED, ONCE
 from bench.harness.run_plan import techniques
 from bench.record import DIFFERENT, encode
-from bench.report.claims import counts, data, page, text
+from bench.report.claims import counts, data, here, page, text
 from tests.records import planted, played_run, whole_run, with_environment
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -70,8 +74,8 @@ def verdict(record, rule: dict, technique: str = "mixed_precision") -> tuple[str
     [
         ((0.5, 0.48, 0.52), (HOLDS, "")),
         ((0.9, 0.88, 0.92), (FAILS, "")),
-        ((0.66, 0.6, 0.7), (OPEN, TOO_WIDE)),
-        ((0.5,), (OPEN, ONCE)),
+        ((0.66, 0.6, 0.7), (UNDECIDED, TOO_WIDE)),
+        ((0.5,), (UNDECIDED, ONCE)),
     ],
 )
 def test_a_row_is_judged_by_its_whole_interval(time, expected):
@@ -93,21 +97,24 @@ def test_one_row_that_is_too_wide_leaves_a_claim_of_every_row_open():
     record = planted(
         BF16 | {"time": (0.5, 0.48, 0.52)}, BF16 | {"time": (0.66, 0.6, 0.7), "framework": "tf"}
     )
-    assert verdict(record, FASTER) == (OPEN, TOO_WIDE)
+    assert verdict(record, FASTER) == (UNDECIDED, TOO_WIDE)
 
 
 def test_a_row_that_did_not_run_speaks_against_nobody_and_its_reason_stands_alone():
     stopped = BF16 | {"framework": "tf", "status": "UNSUPPORTED", "reason": "no kernel"}
     record = planted(BF16 | {"time": (0.5, 0.48, 0.52)}, stopped)
     assert verdict(record, FASTER) == (HOLDS, "")
-    assert verdict(planted(stopped), FASTER) == (OPEN, "unsupported: no kernel")
-    assert verdict(planted(stopped | {"status": "FAILED"}), FASTER) == (OPEN, "failed: no kernel")
+    assert verdict(planted(stopped), FASTER) == (UNMEASURED, "unsupported: no kernel")
+    assert verdict(planted(stopped | {"status": "FAILED"}), FASTER) == (
+        UNMEASURED,
+        "failed: no kernel",
+    )
 
 
 def test_what_needs_a_gpu_is_open_on_a_cpu_and_judged_on_one_with_its_figure_shown_in_both():
     rule = FASTER | {"needs": "cuda"}
     row = BF16 | {"time": (0.5, 0.48, 0.52)}
-    assert verdict(planted(row), rule) == (OPEN, "needs a GPU")
+    assert verdict(planted(row), rule) == (UNTESTED, "needs a GPU")
     assert judge([planted(row)], [claim(rule)])[0].shown.figure.value == 2.0
     assert verdict(planted(row, gpu={"name": "H200"}), rule) == (HOLDS, "")
 
@@ -115,7 +122,7 @@ def test_what_needs_a_gpu_is_open_on_a_cpu_and_judged_on_one_with_its_figure_sho
 def test_what_needs_amx_is_judged_where_the_cpu_has_it():
     rule = FASTER | {"needs": "amx"}
     row = BF16 | {"time": (0.5, 0.48, 0.52)}
-    assert verdict(planted(row), rule) == (OPEN, "needs a CPU with AMX")
+    assert verdict(planted(row), rule) == (UNTESTED, "needs a CPU with AMX")
     assert verdict(planted(row, isa=("amx_bf16",)), rule) == (HOLDS, "")
 
 
@@ -123,17 +130,17 @@ def test_other_techniques_variants_tasks_and_modes_do_not_answer():
     record = planted(BF16 | {"time": (0.5, 0.48, 0.52)})
     others = ({"variants": ["fp16"]}, {"tasks": ["text-gpt"]}, {"mode": "predict"})
     for other in others:
-        assert verdict(record, FASTER | other) == (OPEN, NOT_MEASURED)
-    assert verdict(record, FASTER, "compilation") == (OPEN, NOT_MEASURED)
+        assert verdict(record, FASTER | other) == (UNMEASURED, NOT_MEASURED)
+    assert verdict(record, FASTER, "compilation") == (UNMEASURED, NOT_MEASURED)
     one_sided = claim(FASTER, frameworks=["tf"])
-    assert judge([record], [one_sided])[0].verdict == OPEN
+    assert judge([record], [one_sided])[0].verdict == UNMEASURED
 
 
 def test_accuracy_is_judged_by_points_and_open_where_it_was_not_measured():
     rule = {"variants": ["bf16"], "figure": "accuracy", "read": "difference", "at_least": -1}
     assert verdict(planted(BF16 | {"accuracy": (-0.2, -0.5, 0.1)}), rule) == (HOLDS, "")
     assert verdict(planted(BF16 | {"accuracy": (-3.0, -4.0, -2.0)}), rule) == (FAILS, "")
-    assert verdict(planted(BF16), rule) == (OPEN, NO_ACCURACY)
+    assert verdict(planted(BF16), rule) == (UNMEASURED, NO_ACCURACY)
 
 
 def test_the_size_of_a_file_is_exact_and_needs_no_interval():
@@ -174,24 +181,24 @@ def test_the_row_that_is_shown_decides(bound, times, shown):
 def test_unlike_work_is_no_answer():
     record = planted(BF16 | {"time": (0.5, 0.48, 0.52)})
     unlike = [comparison.but(verdict=DIFFERENT) for comparison in record.comparisons]
-    assert verdict(record.but(comparisons=unlike), FASTER) == (OPEN, NOT_COMPARABLE)
+    assert verdict(record.but(comparisons=unlike), FASTER) == (UNMEASURED, NOT_COMPARABLE)
 
 
 def test_a_peak_of_one_process_has_the_scatter_of_those_that_the_run_repeated():
     rule = {"variants": ["bf16"], "figure": "memory", "read": "ratio", "at_most": 0.7}
     row = BF16 | {"memory": 0.5}
-    assert verdict(planted(row), rule) == (OPEN, ONCE)
+    assert verdict(planted(row), rule) == (UNDECIDED, ONCE)
     repeated = {"technique": "compilation", "variant": "compiled"}
     assert verdict(planted(row, repeated | {"peaks": [1.0, 1.01, 0.99]}), rule) == (HOLDS, "")
     noisy = planted(row, repeated | {"peaks": [1.0, 1.8, 0.6]})
-    assert verdict(noisy, rule) == (OPEN, TOO_WIDE)
+    assert verdict(noisy, rule) == (UNDECIDED, TOO_WIDE)
 
 
 def test_a_metric_is_read_against_the_baseline_or_as_it_is():
     row = BF16 | {"metrics": {"steps_to_target": ([50, 45, 55], [100, 90, 110])}}
     rule = {"variants": ["bf16"], "figure": "steps_to_target", "read": "ratio"}
     assert verdict(planted(row), rule | {"at_most": 0.62}) == (HOLDS, "")  # 55 / 90 = 0.611
-    assert verdict(planted(row), rule | {"at_most": 0.6}) == (OPEN, TOO_WIDE)
+    assert verdict(planted(row), rule | {"at_most": 0.6}) == (UNDECIDED, TOO_WIDE)
     assert verdict(planted(row), rule | {"read": "value", "at_least": 60}) == (FAILS, "")
 
 
@@ -204,7 +211,7 @@ def test_against_another_variant_of_the_technique():
     rule = {"variants": ["bf16"], "figure": "samples_per_s", "read": "ratio", "at_least": 1.3}
     against = rule | {"against": "bf16_fp32_head", "at_most": 2}
     assert verdict(planted(*rows), against) == (HOLDS, "")  # 1.38 to 1.63
-    assert verdict(planted(*rows), against | {"against": "fp16"}) == (OPEN, NOT_MEASURED)
+    assert verdict(planted(*rows), against | {"against": "fp16"}) == (UNMEASURED, NOT_MEASURED)
 
 
 def test_times_of_two_variants_are_compared_as_they_were_played_side_by_side():
@@ -225,13 +232,54 @@ def test_accuracy_of_two_variants_is_paired_by_seed():
         for name, values in seeds.items()
     ]
     rule = {"variants": ["bf16"], "figure": "accuracy", "read": "difference", "at_least": 0.9}
-    assert verdict(planted(*rows), rule) == (OPEN, TOO_WIDE)
+    assert verdict(planted(*rows), rule) == (UNDECIDED, TOO_WIDE)
     assert verdict(planted(*rows), rule | {"against": "bf16_fp32_head"}) == (HOLDS, "")
 
 
 def test_an_installed_twinbench_has_the_ledger():
     data_of = tomllib.loads((DOCS.parent / "pyproject.toml").read_text("utf-8"))
     assert LEDGER.name in data_of["tool"]["setuptools"]["package-data"][LEDGER.parent.name]
+
+
+# By size -----------------------------------------------------------------------------------------
+
+SMALL, LARGE = {"task": "digits-cnn"}, {"task": "photos-resnet18"}
+QUICK, SLOW, WIDE = (0.5, 0.48, 0.52), (0.9, 0.88, 0.92), (0.66, 0.6, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "expected"),
+    [
+        (SLOW, QUICK, (ON_LARGE, "")),
+        (QUICK, SLOW, (ON_SMALL, "")),
+        (QUICK, QUICK, (HOLDS, "")),
+        (SLOW, SLOW, (FAILS, "")),
+        (WIDE, QUICK, (UNDECIDED, TOO_WIDE)),
+        (SLOW, WIDE, (FAILS, "")),
+    ],
+)
+def test_a_claim_without_conditions_is_judged_for_large_and_small_models_apart(
+    small, large, expected
+):
+    record = planted(BF16 | SMALL | {"time": small}, BF16 | LARGE | {"time": large})
+    assert verdict(record, FASTER) == expected
+
+
+def test_a_claim_that_names_conditions_or_a_task_has_one_verdict_of_all_its_rows():
+    record = planted(BF16 | SMALL | {"time": SLOW}, BF16 | LARGE | {"time": QUICK})
+    asked = claim(FASTER, conditions="a GPU with tensor cores")
+    assert judge([record], [asked])[0].verdict == FAILS
+    assert verdict(record, FASTER | {"tasks": ["photos-resnet18"]}) == (HOLDS, "")
+
+
+def test_both_sizes_are_shown_where_the_size_decides():
+    record = planted(BF16 | SMALL | {"time": SLOW}, BF16 | LARGE | {"time": QUICK})
+    found = judge([record], [claim(FASTER)])
+    words = here(found[0])
+    assert words.index("2.000") < words.index("photos-resnet18")
+    assert words.index("1.111") < words.index("digits-cnn")
+    assert words.endswith("1 of 2 rows hold")
+    assert "1 hold on large models, not on small ones" in counts(found)
 
 
 # Several records ---------------------------------------------------------------------------------
@@ -306,7 +354,7 @@ def test_every_source_can_be_found_and_no_claim_is_told_twice():
 
 def test_the_published_record_is_judged():
     found = judge([load(DOCS)], load_ledger())
-    assert {each.verdict for each in found} == {HOLDS, FAILS, OPEN}
+    assert {each.verdict for each in found} >= {HOLDS, FAILS, ON_LARGE, UNTESTED}
 
 
 # A bad ledger ------------------------------------------------------------------------------------
@@ -419,7 +467,8 @@ def test_a_row_of_another_class_of_machine_says_so(cpu):
 def test_json_has_every_row_with_its_bounds():
     records, found = shown()
     made = json.loads(json.dumps(data(records, found), allow_nan=False))
-    assert made["counts"] == {FAILS: 1, HOLDS: 1, OPEN: 1}
+    counted = {verdict: count for verdict, count in made["counts"].items() if count}
+    assert counted == {FAILS: 1, HOLDS: 1, UNTESTED: 1}
     rows = made["claims"][1]["rows"]
     assert [row["verdict"] for row in rows] == [FAILS, HOLDS]
     assert rows[1]["bounds"] == pytest.approx([1 / 0.52, 1 / 0.48])
