@@ -122,15 +122,8 @@ def _best(cases: list[Case], times: Fit) -> Pair | None:
 def _compared(times: Fit, pairs: list[Pair], looks: Looks) -> list[Comparison]:
     """The comparisons of one piece of work."""
     asked = [sequential.Pair(p.top.program_id, p.bottom.program_id, p.noise) for p in pairs]
-    ratios = zip(pairs, _ratios(times, asked, looks), strict=True)
+    ratios = zip(pairs, sequential.judge(times, asked, looks), strict=True)
     return [_comparison(pair, ratio) for pair, ratio in ratios if ratio]
-
-
-def _ratios(times: Fit, asked: list[sequential.Pair], looks: Looks) -> list[Ratio | None]:
-    """The ratio of each pair: at a look, where a run has any, or over all blocks."""
-    if looks:
-        return sequential.judge(times, asked, looks)
-    return [times.ratio(pair.top, pair.bottom) for pair in asked]
 
 
 def side_by_side(
@@ -145,7 +138,7 @@ def side_by_side(
     # Each way by itself: a pair would lend its own variance to itself, turned round.
     for order in (names, names[::-1]):
         asked = [sequential.Pair(a, b, (sides[a], sides[b])) for a, b in combinations(order, 2)]
-        judged = zip(asked, _ratios(times, asked, looks), strict=True)
+        judged = zip(asked, sequential.judge(times, asked, looks), strict=True)
         ratios |= {(pair.top, pair.bottom): ratio for pair, ratio in judged if ratio}
     return ratios
 

@@ -1,19 +1,19 @@
-"""Ratios and verdicts of a run that is looked at after some of its blocks; who is decided leaves.
+"""Ratios and verdicts of a run: over all of its blocks, or at looks, where who is decided leaves.
 
 The intervals of all looks hold at once (see `bounds`), so that what one of them excludes stays
-excluded: a ratio's interval is their intersection, and no later look undoes a verdict.
+excluded: a ratio's interval is their intersection, and no later look undoes a verdict. Without
+looks there is one interval, over all blocks.
 
 A variance from three blocks has two degrees of freedom, and decides nothing. The comparisons
 of one piece of work between the same frameworks share theirs: each has its own variance and, as
-if from `PRIOR` more degrees of freedom, the mean of the others' (Smyth, 2004). On published
-samples the mean of three or five blocks then lies as far from that of the rest as it should, about
-as often as with the variance of its own; a prior of more has too narrow intervals there.
+if from `PRIOR` more degrees of freedom, the mean of the others' (Smyth, 2004). How often ratios of
+two runs then lie within their intervals, `twinbench validate replay` says of records.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp
 
 import numpy as np
@@ -22,7 +22,7 @@ from bench.analysis.bounds import Looks, confidence, taken
 from bench.analysis.fit import Fit
 from bench.analysis.verdicts import Interval, Ratio, quantile, verdict
 
-PRIOR = 2.0  # degrees of freedom that the variance of the others counts for
+PRIOR = 4.0  # degrees of freedom that the variance of the others counts for
 DECIDED = ("faster", "slower", "equivalent")
 
 
@@ -36,7 +36,10 @@ class Pair:
 
 
 def judge(fit: Fit, pairs: Sequence[Pair], looks: Looks) -> list[Ratio | None]:
-    """The ratio of each pair with the verdict of all looks so far; None where no block has both."""
+    """The ratio of each pair with the verdict of all looks so far; None where no block has both.
+
+    Without `looks` that is the verdict of all blocks.
+    """
     last = {pair: max(fit.shared(pair.top, pair.bottom), default=-1) + 1 for pair in pairs}
     every = {look for blocks in last.values() if blocks > 1 for look in taken(looks, blocks)}
     at = {look: _at_look(fit.first(look), pairs, looks) for look in sorted(every) if look > 1}
@@ -45,7 +48,9 @@ def judge(fit: Fit, pairs: Sequence[Pair], looks: Looks) -> list[Ratio | None]:
         reached = {look: at[look].get(pair) for look in taken(looks, last[pair]) if look in at}
         reached = {look: interval for look, interval in reached.items() if interval}
         ratios.append(_ratio(fit, pair, reached))
-    return ratios
+    if looks:
+        return ratios
+    return [ratio and replace(ratio, look=None) for ratio in ratios]  # nobody could leave
 
 
 @dataclass(frozen=True)

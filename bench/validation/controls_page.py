@@ -79,10 +79,10 @@ def page(measurement: dict) -> str:
     environment = measurement["environment"]
     kind = ", ".join([environment["cpu"], *environment["isa"][-1:]])
     machine = f"{kind}, {environment['threads']} cores"
-    whole, early = judged(measurement), judged(measurement, LOOKS[:2])
+    whole, early = judged(measurement), judged(measurement, LOOKS[:1])
     lines = [_HEAD.format(machine=machine), markdown_table(_verdicts(whole, early)).strip(), ""]
     lines += [markdown_table(_workloads(whole)).strip(), ""]
-    lines += [*_errors(whole, LOOKS), *_errors(early, LOOKS[:2])]
+    lines += [*_errors(whole, LOOKS), *_errors(early, LOOKS[:1])]
     changes = [*moved(measurement), *failures(measurement)]
     lines += [f"- {change[0].upper()}{change[1:]}." for change in changes]
     lines += ["", _STAYED] if lines[-1] else []
@@ -95,14 +95,16 @@ def _errors(pairs: list[Judged], looks: tuple[int, ...]) -> list[str]:
     equal = [pair for pair in pairs if pair.kind == "control" and pair.result.ci]
     if not equal:
         return []
-    blocks, bounds = max(pair.result.n for pair in equal), ", ".join(map(str, looks))
-    usual = ", as by default" if looks == LOOKS[:2] else ""
+    blocks = max(pair.result.n for pair in equal)
+    several = (
+        f", with looks at {', '.join(map(str, looks))}" if len(looks) > 1 else ", as by default"
+    )
     told = _share(_told_apart(equal, "control"), len(equal))
     left_out = _share(
         sum(not pair.result.ci[0] <= 1 <= pair.result.ci[1] for pair in equal), len(equal)
     )
     return [
-        f"- Equal work in runs of at most {blocks} blocks, with looks at {bounds}{usual}: told "
+        f"- Equal work in runs of at most {blocks} blocks{several}: told "
         f"apart in {told} pairs; the interval leaves 1 out in {left_out}."
     ]
 
@@ -140,7 +142,7 @@ def _verdicts(whole: list[Judged], early: list[Judged]) -> Table:
             ]
         )
     titles = ["framework", "pairs", "wrong or found", "verdicts", "ratio on average"]
-    titles += ["blocks on average", f"wrong or found in {LOOKS[1]} blocks, as by default"]
+    titles += ["blocks on average", f"wrong or found in {LOOKS[0]} blocks, as by default"]
     return Table("", of_words(*titles), rows)
 
 

@@ -142,9 +142,8 @@ def test_ids_are_unique():
 
 def test_efforts_grow():
     quick, default, ordinary, full = (EFFORT[name] for name in EFFORTS)
-    assert (quick.blocks, default.blocks, ordinary.blocks, full.blocks) == (1, 5, 8, 8)
-    assert quick.looks == ()
-    assert default.looks == LOOKS[:2]
+    assert (quick.blocks, default.blocks, ordinary.blocks, full.blocks) == (1, 3, 8, 8)
+    assert quick.looks == default.looks == ()
     assert ordinary.looks == full.looks == LOOKS == bounds.LOOKS
     assert quick.repetitions < default.repetitions < full.repetitions
     assert full.train_s is None
@@ -415,12 +414,19 @@ def test_the_plan_names_its_parts_and_fits_80_columns():
     expected, most = seconds_of(plan)
     text = remaining.describe(plan, (expected, most))
     assert all(len(line) <= 80 for line in text.splitlines()), text
-    for word in ("made_up", "plain", "first", "digits-cnn (4)", "text-gpt (8)", "3 to 5 blocks"):
+    for word in ("made_up", "plain", "first", "digits-cnn (4)", "text-gpt (8)", "3 blocks of 30"):
         assert word in text
     words = " ".join(text.split())
     assert f"first table after about {clock(plan.durations.of_pass(plan.matches()) + 10)}" in words
     timed = clock(3 * plan.durations.of_pass(plan.matches()) + 10)
     assert f"times with intervals after {timed}, all after" in words
+    assert f"all after about {clock(expected + 10)}" in words
+    assert expected == most  # nobody leaves, and nobody is trained further
+    assert "at most" not in words
+    looked = plan_of(DEFAULT, EFFORT["ordinary"])
+    expected, most = seconds_of(looked)
+    words = " ".join(remaining.describe(looked, (expected, most)).split())
+    assert "3 to 8 blocks" in words
     assert f"all after about {clock(expected + 10)}, {clock(most + 10)} at most" in words
 
 
@@ -468,7 +474,7 @@ def test_training_that_takes_longer_is_planned_so():
 
 
 def test_the_table_of_a_plan_adds_up():
-    plan = plan_of(DEFAULT)
+    plan = plan_of(DEFAULT, EFFORT["ordinary"])
     lines = remaining.table(plan, runs.begun(plan)).splitlines()
     assert all(len(line) <= 80 for line in lines)
     expected, most = (seconds + plan.durations.describe_s for seconds in seconds_of(plan))
@@ -476,9 +482,10 @@ def test_the_table_of_a_plan_adds_up():
     assert lines[-1].endswith(clock(most))
     assert clock(expected) in lines[-1]
     parts = [line[:26].strip() for line in lines[1:]]
-    passes = [f"pass {number}" for number in range(1, 6)]
+    passes = [f"pass {number}" for number in range(1, 9)]
     isolated = ["first calls and memory", "training, 4 seeds"]
-    assert parts == ["start", *passes[:3], *isolated, *passes[3:], "together"]
+    more = ["training, 6 seeds", "training, 8 seeds"]
+    assert parts == ["start", *passes[:3], *isolated, *passes[3:], *more, "together"]
 
 
 def test_where_seeds_are_looked_at_each_look_is_a_part_of_the_plan():

@@ -181,7 +181,7 @@ STATISTICS = (
     Fault(
         "variances that others overrule",
         "bench/analysis/sequential.py",
-        "PRIOR = 2.0",
+        "PRIOR = 4.0",
         "PRIOR = 50.0",
         LOOKS,
     ),
