@@ -148,6 +148,11 @@ class Executor:
             side_by_side=1 if alone else min(self.threads, SIDE_BY_SIDE),
             first_calls=block > 0,
             needs=self.plan.durations.memory,
+            steps={
+                case.id: blocks[-1].steps
+                for case in match.cases
+                if (blocks := self.state.cases[case.id].blocks)
+            },
         )
         begun = time.monotonic()
         played = playing.play(self.plan.amount.rounds)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 
 from msgspec import Struct, structs
 
@@ -35,8 +36,8 @@ from bench.record import Attempt, Block, Conditions
 MOST_LATE = 0.05  # share of a sample that may pass between its end and its result
 MOST_WAITING_CPU = 0.10  # cores that a waiting worker may use
 MESSAGE_CPU_S = 1e-3  # and what it may use to answer and to be asked, however short its wait
-SAMPLED_S = 0.25  # a block's rounds end when each contender was sampled for so long,
-SAMPLING_S = 8.0  # or after this, where they are many and slow,
+SAMPLED_S = 0.375  # a block's rounds end when each contender was sampled for so long,
+SAMPLING_S = 12.0  # or after this, where they are many and slow,
 FEWEST_ROUNDS = 3  # but never before so many: blocks of slow steps differ by more than their rounds
 RESERVE = 512 << 20  # bytes that stay free whoever starts
 MOST_TRIES = 2  # of a block's rounds; the least disturbed one counts
@@ -125,7 +126,8 @@ class Match:
     `number`: the match's; `block`: the block's. `side_by_side`: contenders that start at once;
     where it is more than one, their first calls disturb each other and are not kept. `first_calls`:
     whether they are, else.
-    `needs`: the bytes that a contender is expected to hold. `seconds`: what each part took,
+    `needs`: the bytes that a contender is expected to hold. `steps`: how many made a sample of each
+    contender in an earlier block, which is kept. `seconds`: what each part took,
     `tries`: what disturbed each try at the rounds, and `left_out`: who was not started, since there
     was no memory left for it.
     """
@@ -144,10 +146,12 @@ class Match:
         side_by_side: int = 1,
         first_calls: bool = True,
         needs: Callable[[Case], float] = lambda case: 0,
+        steps: Mapping[str, int | None] = MappingProxyType({}),
     ) -> None:
         self.processes, self.cases, self.data = processes, list(cases), data
         self.threads, self.seed, self.evidence = threads, seed, evidence
         self.number, self.block, self.needs = number, block, needs
+        self.steps = steps
         self.side_by_side, self.first_calls = side_by_side, first_calls
         self.left_out: list[Case] = []
         self._turns, self._stopped = Turns(), False
@@ -302,7 +306,8 @@ class Match:
     def _warm(self, case: Case) -> None:
         played = self.played[case.id]
         with _clocked(played, "warm"):
-            warmed = self.workers[case.id].ask(self.processes.limits.request, "warm")
+            limit, steps = self.processes.limits.request, self.steps.get(case.id)
+            warmed = self.workers[case.id].ask(limit, "warm", steps=steps)
         played.steps, played.empty_s = warmed.steps, warmed.empty_s
 
     def _rounds(self, rounds: int) -> None:

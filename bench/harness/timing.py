@@ -21,7 +21,7 @@ from shared.user_model import dealt, first, shape_of
 SAMPLE_S = 0.010  # a sample lasts at least this long
 WARM_S = 0.05  # a chunk of warm-up steps lasts so long at least
 WARM_CHUNKS = 20
-MOST_WARM_S = 1.0  # slow steps settle within fewer; slow first rounds of a block do not count
+MOST_WARM_S = 1.0  # slow steps settle within fewer
 SETTLE_S = 0.05
 SLOW_S = 1.0  # a step that lasts longer needs none before it: what it finds in caches is nothing
 # Batches of several shapes are one sample; where that lasts longer, samples take parts in turn: as
@@ -50,10 +50,15 @@ def other_threads_run() -> bool:
 class Timing:
     """Operations on a prepared case: see `worker.Operations`."""
 
-    slow = False  # whether its steps last longer than `SLOW_S`
+    last_s = 0.0  # what the last step of its certificate took
     # What samples take, each the next, where shapes vary; then every row has the same in each.
     parts: tuple = ()
     part: tuple = ()
+
+    @property
+    def slow(self) -> bool:
+        """Whether its steps last longer than `SLOW_S`."""
+        return self.last_s > SLOW_S
 
     def _op_first_call(self) -> FirstCall:
         """The first call, timed, and its loss."""
@@ -70,19 +75,38 @@ class Timing:
             start = time.perf_counter()
             losses.append(self._loss(self.call(*batch), batch[1]))
             end = time.perf_counter()
-            self.slow = end - start > SLOW_S
+            self.last_s = end - start
             if end - first > CERTIFIED_S and len(losses) >= FEWEST_CERTIFIED:
                 break
         return NextSteps(losses=losses)
 
-    def _op_warm(self) -> Warmed:
+    def _op_warm(self, steps: int | None = None) -> Warmed:
         """Step until steps stop trending, then fix how many make a sample.
 
-        Where shapes vary, each is seen twice at least: a compiler may make code for each.
+        Not where that is known: it was so many `steps` in an earlier block, or one step lasts
+        longer than a sample. The first rounds of a block are its warm-up then: where they are
+        slower, they do not count. Where shapes vary, each is seen twice at least: a compiler may
+        make code for each. Nor is a loop of the framework's known before it has run.
         """
         self.stream = cycle(self.batches)
         if self.shape_count > 1:
             self.part = tuple(self.batches)
+        if self.last_s > 2 * SAMPLE_S:
+            steps = steps or 1
+        if self.part or self.prepared.loop or not steps:
+            steps = self._calibrated()
+        self.steps = steps
+        gc.freeze()  # what is garbage too: collecting takes longer than a sample
+        gc.disable()
+        self.traces = self._trace_count()
+        empty = self._empty_sample()
+        self.meter = Meter()
+        self._settle()
+        self._mark()
+        return Warmed(steps=self.steps, empty_s=empty)
+
+    def _calibrated(self) -> int:
+        """How many steps make a sample, once steps have stopped trending."""
         previous, step_s = float("inf"), float("inf")
         start = time.perf_counter()
         for chunk in range(WARM_CHUNKS):
@@ -96,15 +120,7 @@ class Timing:
             whole_s = max(side["step_s"] for side in sides) * len(self.batches)
             self.parts = dealt(self.batches, PARTS) if whole_s > WHOLE_S else (self.part,)
             self.part = self.parts[0]
-        self.steps = self._steps_a_sample(step_s)
-        gc.freeze()  # what is garbage too: collecting takes longer than a sample
-        gc.disable()
-        self.traces = self._trace_count()
-        empty = self._empty_sample()
-        self.meter = Meter()
-        self._settle()
-        self._mark()
-        return Warmed(steps=self.steps, empty_s=empty)
+        return self._steps_a_sample(step_s)
 
     @property
     def shape_count(self) -> int:

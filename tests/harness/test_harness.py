@@ -1022,6 +1022,17 @@ def test_warm_up_goes_on_while_steps_get_faster(bench, clock):
     assert step(None, None) == 2e-3
 
 
+@pytest.mark.parametrize(("last_s", "steps", "known"), [(0.002, 7, 7), (0.3, None, 1), (0.3, 2, 2)])
+def test_there_is_no_warm_up_where_it_is_known_how_many_steps_make_a_sample(
+    bench, last_s, steps, known
+):
+    bench.last_s = last_s
+    assert bench._op_warm(steps=steps).steps == known
+    assert bench.calls == []
+    bench._op_sample()
+    assert len(bench.calls) >= known
+
+
 # Predictions, probes, and what limits a run -------------------------------------------------------
 
 
@@ -1383,18 +1394,21 @@ def test_first_calls_are_timed_one_by_one_after_the_first_block(
     measure, fakes, monkeypatch, threads
 ):
     """Side by side they would disturb each other, and the first block may fill a cache."""
-    seen = []
+    seen, given, calibrated = [], [], []
     play = matches.Match.play
 
     def watched(self, rounds):
         played = play(self, rounds)
         seen.append((self.side_by_side, {b.first_call_s is None for b in played.values()}))
+        given.append(dict(self.steps))
+        calibrated.append({name: block.steps for name, block in played.items()})
         return played
 
     monkeypatch.setattr(matches.Match, "play", watched)
     monkeypatch.setattr(machine, "usable_threads", lambda: threads)
     found = measure("good", "same", amount=Effort(3, 3, 1, first_pass_alone=True))
     assert seen == [(threads, {True}), (1, {False}), (threads, {threads > 1})]
+    assert given == [{}, *calibrated[:2]]  # steps of a sample are those of the block before
     assert found.cases["pt", "good"].timing.warm_first_call_s > 0
 
 
