@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 from bench import resume, user_answer, user_task
-from bench.harness import machine
+from bench.harness import devices, machine
 from bench.harness import state as states
 from bench.harness.command import find_interpreter, this_command
 from bench.harness.conditions import OtherConditions
@@ -75,6 +75,7 @@ class State:
     cases: dict[str, Case] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     why: bool = False
+    gpu: devices.Gpu | None = None
     hint: str | None = None  # where -k left nothing
     plan: Plan | None = None
     results: Record | None = None
@@ -188,7 +189,10 @@ def pytest_configure(config: pytest.Config) -> None:
         model = _checked_model(asked, settings)
         about = {"file": model.file.path.name, "sha256": model.file.sha256()}
         settings = replace(settings, model=about)
-    config.stash[STATE] = State(settings, chosen, begun, watch, model, why=option("why"))
+    gpu = None
+    if not (model or chosen["task"]):
+        gpu = devices.used_gpu(chosen["framework"] or FRAMEWORKS, settings.interpreters)
+    config.stash[STATE] = State(settings, chosen, begun, watch, model, why=option("why"), gpu=gpu)
 
 
 def _check_temporary() -> None:
@@ -340,7 +344,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" not in metafunc.fixturenames:
         return
     state = metafunc.config.stash[STATE]
-    technique, chosen = metafunc.module.TECHNIQUE, state.chosen
+    chosen = state.chosen
+    technique = _of_its_size(metafunc.module.TECHNIQUE, state)
     if state.model:
         technique = user_task.technique(technique, state.model)
         if technique is None:
@@ -373,9 +378,16 @@ def _techniques(state: State) -> dict[str, Technique]:
     """The techniques of the suite, or what of them is measured of a user's file."""
     every = techniques()
     if not state.model:
-        return every
+        return {name: _of_its_size(each, state) for name, each in every.items()}
     found = {name: user_task.technique(each, state.model) for name, each in every.items()}
     return {name: each for name, each in found.items() if each}
+
+
+def _of_its_size(technique: Technique, state: State) -> Technique:
+    """A technique with work of the GPU's size, where the run is on one."""
+    if state.gpu is None:
+        return technique
+    return devices.of_its_size(technique, devices.class_of(state.gpu))
 
 
 def _asks_for(state: State, technique: str) -> bool:
@@ -472,7 +484,7 @@ def _plan(cases: dict[str, list[Case]], state: State) -> Plan:
         if state.begun
         else machine.describe(machine.usable_threads())
     )
-    durations = learned(settings.results, here, settings.amount.rounds)
+    durations = learned(settings.results, here, settings.amount.rounds, on_gpu=bool(state.gpu))
     every = [case for of_technique in cases.values() for case in of_technique]
     durations.note_alone(every)
     if state.model:
@@ -480,7 +492,7 @@ def _plan(cases: dict[str, list[Case]], state: State) -> Plan:
     room = SHARE_OF_MEMORY * machine.free_memory()
     named = any(_asks_for(state, name) for name in _techniques(state))
     left_out = () if named else tuple(state.left_out)
-    return Plan(cases, _techniques(state), settings.amount, durations, room, left_out)
+    return Plan(cases, _techniques(state), settings.amount, durations, room, left_out, state.gpu)
 
 
 @pytest.hookimpl(tryfirst=True)

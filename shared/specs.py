@@ -485,7 +485,7 @@ TASKS: dict[str, Task] = {
         Task(
             name="photos-resnet50",
             dataset=DatasetSpec(
-                "photo-crops", "crops", train_size=64, test_size=64, image_size=224, num_classes=6
+                "photo-crops", "crops", train_size=256, test_size=64, image_size=224, num_classes=6
             ),
             model=BottleneckSpec((224, 224, 3), (3, 4, 6, 3), (64, 128, 256, 512), num_classes=6),
             recipe=Recipe("sgd", learning_rate=0.02, epochs=1, accuracy_batch_size=8),

@@ -140,7 +140,7 @@ def learned(
     durations, of_here = Durations(rounds), list(_records(results, environment))
     published = list(filter(None, map(_read, [OF_A_GPU] * on_gpu + [PUBLISHED])))
     if not of_here:
-        isa = [name for record in published for name in record.environment.isa]
+        isa = dict.fromkeys(name for one in published for name in one.environment.isa)
         durations.lacking = tuple(name for name in isa if name not in environment.isa)
     for record in of_here + published:
         _learn(durations, record)

@@ -6,6 +6,7 @@ import importlib
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from bench.harness.devices import Gpu
 from bench.harness.durations import Durations
 from bench.harness.plan import Case, Effort, Technique
 from bench.harness.processes import ROOT
@@ -34,7 +35,8 @@ class Plan:
     """The cases of a run by technique, and how much is measured of them.
 
     `durations`: what is known of what they take. `room`: bytes that a match's contenders may hold.
-    `left_out`: techniques that come by name alone in such a run.
+    `left_out`: techniques that come by name alone in such a run. `gpu`: the one on
+    which all is measured.
     """
 
     cases: dict[str, list[Case]]
@@ -43,6 +45,7 @@ class Plan:
     durations: Durations = field(default_factory=Durations)
     room: float = float("inf")
     left_out: tuple[str, ...] = ()
+    gpu: Gpu | None = None
 
     @cached_property
     def every(self) -> list[Case]:
@@ -69,6 +72,8 @@ class Plan:
 
     def fits(self, cases: list[Case]) -> bool:
         """Whether contenders fit into memory together."""
+        if self.gpu and not self.gpu.holds(cases):
+            return False
         return sum(map(self.durations.memory, cases)) <= self.room
 
     # What is measured in processes of its own -----------------------------------------------------

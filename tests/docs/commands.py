@@ -22,6 +22,9 @@ ON_MANY = (
 )
 CLUSTER = '{"cluster":{"worker":["host1:29400","host2:29400"]},"task":{"type":"worker","index":0}}'
 MUTANTS = "tests/validation/cosmic-ray.toml mutants.sqlite"
+OF_A_STEP = ("mixed_precision", "compilation", "memory_format", "optimizer_implementations")
+OF_A_STEP += ("activation_checkpointing",)
+STEPS = " ".join(f"bench/train_step/bench_{name}.py" for name in OF_A_STEP)
 SAVING = "--checkpoint saved --save-every 100"
 
 COMMANDS = {
@@ -49,6 +52,8 @@ COMMANDS = {
         f"{BENCH} --technique {','.join(RECIPES)}",
         f"{BENCH} {TWO} --effort quick -k mixed_precision",
         f"{BENCH} {TWO} --memory-budget 8GB",
+        f".venv/bin/pytest {STEPS} --benchmark-only --framework pt "
+        "--pt-python .venv-pt/bin/python --minutes 12",
         f"CUDA_VISIBLE_DEVICES=1 {BENCH} {TWO}",
         f"CUDA_VISIBLE_DEVICES= {BENCH} {TWO}",
     ),
