@@ -231,11 +231,11 @@ def _plain_code(answer: Answer) -> str:
         return ""
     one = plain_ones[0]
     of_one = "" if len(plain_ones) == len(answer.sides) else f" of {FRAMEWORKS[one.framework]}"
-    files = all(_is_file(side.best.case) for side in plain_ones)
+    files = all(is_file(side.best.case) for side in plain_ones)
     return (title(one.best.case) if files else "plain code") + of_one
 
 
-def _is_file(case: Case) -> bool:
+def is_file(case: Case) -> bool:
     """Whether its predictions are those of a file that a compiler or runtime has made."""
     return case.artifact_bytes is not None
 
@@ -361,7 +361,7 @@ def _short(answer: Answer, side: Ranking, *, wide: bool = False) -> str:
         # What comes nearest is left out where there is little room and the other side gains.
         return _nothing(answer, side, nearest=wide or not answer.tells)
     gain = gained(row.ratios[name], answer.goal, short=True)
-    gain += (_over(row, name) if wide else "") + _once(answer)
+    gain += (over(row, name) if wide else "") + _once(answer)
     proven = accuracy_of(row.accuracy) if wide and row.accuracy.proven_on else ""
     beside = [proven, row.price] if best else [f"but {_reason(side)}"]
     said = ", ".join(filter(None, [f"{name_of(row.case, short=True)}: {gain}", *beside]))
@@ -372,7 +372,7 @@ def _short(answer: Answer, side: Ranking, *, wide: bool = False) -> str:
     return said
 
 
-def _over(row: Row, name: str) -> str:
+def over(row: Row, name: str) -> str:
     """Its baseline, where that is not the framework's plain code."""
-    named_too = name == RATE or (name == TIME and _is_file(row.base))
+    named_too = name == RATE or (name == TIME and is_file(row.base))
     return f" over “{title(row.base)}”" if named_too else ""

@@ -1,14 +1,14 @@
-"""What README.md shows between its two markers: a chart, conclusions and what to use.
+"""What README.md shows between its two markers, and the page with all answers behind it.
 
-All of it is made from records, several where one run does not hold everything, so that `--check`
-can tell whether the page is theirs.
+README has a picture and one table; docs/answers.md has every answer. Both are made from records,
+several where one run does not hold everything, so that `--check` can tell whether they are theirs.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from itertools import chain
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from bench.analysis.questions import Answer, answers
 from bench.analysis.ranking import GOALS, TRAIN, Limits, Ranking, Work, rank, works
 from bench.analysis.table import TIME
 from bench.record import FRAMEWORKS, Record
-from bench.report import advised, gains, machines, svg
+from bench.report import advised, bars, frameworks, machines, svg
 from bench.report.answer import figure_of
 from bench.report.content import measured, run_line, warnings
 from bench.report.names import name_of, title
@@ -28,8 +28,16 @@ from bench.report.tables import advised_table, escape
 from bench.report.technique_tables import Table
 
 BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
-PAGES, MACHINES = "docs/techniques", "docs/machines"
+MACHINES = "docs/machines"
+ANSWERS = "docs/answers.md"
 CHART = "docs/gains"  # beside README.md; -light.svg and -dark.svg follow
+ANSWERED = """# What to use, in each framework
+
+Every answer of the run that [README.md](../README.md) shows. [report.md](report.md) has all rows
+of every technique, with memory, accuracy and proof of equal work. [numbers.md](numbers.md) says how
+the numbers are made.
+
+"""
 Marks = dict[tuple[int, str | None], str]  # see bench.report.machines
 FEW, MANY = 1_000, 100_000  # steps of training for which a sentence compares the advice
 
@@ -43,14 +51,16 @@ def read(path: Path) -> str:
 
 
 def files(path: Path, runs: list[Record]) -> dict[Path, str]:
-    """README.md with what `runs` show, and its charts: each file with its text.
+    """README.md with what `runs` show, its charts and the page of answers: each with its text.
 
     What holds on the machines of docs/machines beside it is marked.
     """
-    made = {path: with_tables(read(path), runs, machines_in(path.parent / MACHINES))}
-    if drawn := gains.chart(_works(runs)):
+    known = machines_in(path.parent / MACHINES)
+    made = {path: with_tables(read(path), runs, known)}
+    made[path.parent / ANSWERS] = ANSWERED + every_answer(runs, known)
+    if drawn := bars.chart(_answers(runs)):
         for scheme in svg.SCHEMES:
-            made[path.parent / f"{CHART}-{scheme}.svg"] = svg.standalone(drawn, scheme)
+            made[path.parent / f"{CHART}-{scheme}.svg"] = svg.standalone(drawn, scheme, bars.WIDTH)
     return made
 
 
@@ -79,25 +89,57 @@ def _works(runs: list[Record]) -> list[Work]:
     return [work for run in runs for work in works(run)]
 
 
+def _answers(runs: list[Record]) -> list[Answer]:
+    return [answer for run in runs for answer in answers(run)]
+
+
 def headline(runs: list[Record], known: Sequence[Machine] = ()) -> str:
-    """The chart, the conclusions and the decisions as Markdown; ValueError where nothing ran.
+    """The picture and which framework is ahead, as Markdown; ValueError where nothing ran.
 
     `known`: machines that may show the same.
     """
-    every = _works(runs)
-    if all(row.is_baseline for work in every for row in work.rows):
+    parts = _warned(runs)
+    listed = _answers(runs)
+    if drawn := bars.chart(listed):
+        parts.append(_picture(drawn.title))
+    parts.append(escape(f"{measured(runs)} {_versions(runs)}"))
+    parts.append("## PyTorch or TensorFlow?")
+    parts.append(advised_table(frameworks.table(listed)))
+    parts.append(f"{escape(frameworks.LEGEND)} [All answers]({ANSWERS}).")
+    beside = others(runs[0], list(known))
+    if beside:
+        stated = [statements(Machine("README", run), beside) for run in runs]
+        parts.append(machines.line(beside, list(chain.from_iterable(stated))))
+    return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+
+
+def _warned(runs: list[Record]) -> list[str]:
+    """What a reader must know before any figure; ValueError where nothing ran."""
+    if all(row.is_baseline for work in _works(runs) for row in work.rows):
         raise ValueError("the record has no technique that ran")
     warned = dict.fromkeys(chain.from_iterable(map(warnings, runs)))
-    parts = [f"**{escape(warning)}**" for warning in warned]
-    parts.append(escape(measured(runs)))
-    firsts = [Machine("README", run) for run in runs]
+    return [f"**{escape(warning)}**" for warning in warned]
+
+
+def _versions(runs: list[Record]) -> str:
+    """torch 2.15.0, tensorflow 2.21.0; November 2026; no GPU."""
+    environment, started = runs[0].environment, datetime.fromisoformat(runs[0].started)
+    named = [
+        f"{name} {environment.packages[side][name]}"
+        for side, name in (("pt", "torch"), ("tf", "tensorflow"))
+        if name in (environment.packages.get(side) or {})
+    ]
+    gpu = "with a GPU" if environment.gpu else "no GPU"
+    return f"{'; '.join(filter(None, (', '.join(named), f'{started:%B %Y}', gpu)))}."
+
+
+def every_answer(runs: list[Record], known: Sequence[Machine] = ()) -> str:
+    """What to use for each aim at each piece of work, as Markdown; ValueError where nothing ran."""
+    parts = [*_warned(runs), escape(measured(runs))]
     beside = others(runs[0], list(known))
+    firsts = [Machine("README", run) for run in runs]
     of_runs = [statements(first, beside) if beside else [] for first in firsts]
-    if beside:
-        parts.append(machines.line(beside, list(chain.from_iterable(of_runs))))
-    if drawn := gains.chart(every):
-        parts.append(_picture(drawn.title))
-    parts.append("\n".join(f"- {escape(each)}" for each in conclusions(runs)))
+    parts.append("\n".join(f"- {escape(sentence)}" for sentence in conclusions(runs)))
     legends = [advised.BRIEF_LEGEND, *([machines.LEGEND] if beside else [])]
     parts.append(escape(" ".join(legends)))
     for first, stated in zip(firsts, of_runs, strict=True):
@@ -155,7 +197,7 @@ def _linked(cell: str, side: Ranking | None) -> str:
     if not row or row.case.technique not in families():
         return cell
     name, technique = escape(name_of(row.case, short=True)), row.case.technique
-    page = f"{PAGES}/{family_of(technique)}/{technique}.md"
+    page = f"techniques/{family_of(technique)}/{technique}.md"
     return Markup(escape(cell).replace(name, f"[{name}]({page})", 1))
 
 
@@ -163,10 +205,8 @@ def _linked(cell: str, side: Ranking | None) -> str:
 
 
 def conclusions(runs: list[Record]) -> list[str]:
-    """Five sentences at most, each made from the records."""
-    every = _works(runs)
-    listed = [_shares(every), *map(_ahead, runs), *map(_steps, runs)]
-    return [sentence for sentence in listed if sentence][:5]
+    """Sentences about the whole, each made from the records."""
+    return [sentence for sentence in (_shares(_works(runs)), *map(_steps, runs)) if sentence]
 
 
 def _shares(every: list[Work]) -> str | None:
@@ -185,24 +225,6 @@ def _shares(every: list[Work]) -> str | None:
     if not parts:
         return None
     return f"Shown to be faster than their own baseline, accuracy kept: {' and '.join(parts)}."
-
-
-def _ahead(run: Record) -> str | None:
-    """Which framework is ahead, aim by aim, with what is advised in it."""
-    parts = []
-    compared = [each for each in answers(run) if each.between and each.between.bounds]
-    for aim in dict.fromkeys(each.question.aim for each in compared):
-        of_aim = [each for each in compared if each.question.aim == aim]
-        counts = Counter(each.ahead for each in of_aim)
-        ahead = [f"{name} {counts[side]}" for side, name in FRAMEWORKS.items() if counts[side]]
-        if ahead:
-            parts.append(f"{aim}, {' and '.join(ahead)} of {len(of_aim)}")
-    if not parts:
-        return None
-    return (
-        f"Which framework is ahead, by pieces of work: {'; '.join(parts)}. In the others no "
-        "difference was shown."
-    )
 
 
 def _steps(run: Record) -> str | None:

@@ -43,7 +43,7 @@ def environment() -> Environment:
     return made
 
 
-def standalone(chart: Chart, scheme: str | None = None) -> str:
+def standalone(chart: Chart, scheme: str | None = None, width: int = WIDTH) -> str:
     """The chart with its title, its key and its colours as the text of a file.
 
     Without a scheme its colours are the reader's.
@@ -56,4 +56,4 @@ def standalone(chart: Chart, scheme: str | None = None) -> str:
         places.append(x)
         x += 34 + 7 * len(words)
     template = environment().get_template("chart.svg.j2")
-    return template.render(chart=chart, schemes=schemes, width=WIDTH, places=places)
+    return template.render(chart=chart, schemes=schemes, width=width, places=places)

@@ -19,6 +19,7 @@ PAGES = (
             *("numbers", "add_a_technique", "your_model", "try", "port", "doctor", "diagnosis"),
             *("why", "gpu"),
             *("many_devices", "many_machines", "lines_of_code"),
+            *("install", "options", "reading_tables", "choose", "ladders"),
         )
     ),
     "docs/across_hosts.md",
@@ -27,6 +28,7 @@ PAGES = (
 MADE = {f"docs/{name}.md" for name in ("any_model", "claims", "priorities", "report", "try_models")}
 MADE |= {f"docs/{name}.md" for name in ("attacked", "instructions", "machines", "overhead")}
 MADE |= {"docs/validation.md", "docs/differences.md", "docs/reproducibility.md"}
+MADE |= {"docs/answers.md"}
 MADE |= {"docs/upstream.md"}  # which tests/test_upstream.py tests
 
 

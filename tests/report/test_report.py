@@ -23,6 +23,7 @@ from msgspec import to_builtins
 
 from bench.analysis import machine_class
 from bench.analysis.pairing import baseline
+from bench.analysis.questions import answers
 from bench.analysis.ranking import works as decided
 from bench.analysis.reading import load, view
 from bench.analysis.reading import tasks as tasks_of
@@ -44,7 +45,7 @@ from bench.record import (
     Timing,
     encode,
 )
-from bench.report import command, csv_export, formatting, readme
+from bench.report import bars, command, csv_export, formatting, frameworks, readme
 from bench.report import page as html_page
 from bench.report.content import merge
 from bench.report.files import FORMATS, write_reports
@@ -931,14 +932,28 @@ def page(folder) -> Path:
     return path
 
 
-def test_readme_gets_a_chart_conclusions_and_decisions(folder, page):
+def test_readme_gets_a_picture_and_which_framework_is_ahead(folder, page):
     check = [str(folder), "--readme", str(page), "--check"]
     assert command.main(check) == 1
     assert "old" in page.read_text("utf-8")
     assert command.main(check[:-1]) == 0
     text = page.read_text("utf-8")
-    assert text.startswith("# Title\n\n<!-- table:begin -->\nMeasured on Intel Xeon Platinum")
+    assert text.startswith("# Title\n\n<!-- table:begin -->\n<picture>")
     assert text.endswith("<!-- table:end -->\n\nThe rest.\n")
+    (cases,) = markdown_tables(text)
+    assert cases[0] == ["your case", "ahead, plain code", "ahead, both optimized"]
+    assert any(row[0].startswith("train faster: digits-cnn") for row in cases[1:])
+    for scheme in ("light", "dark"):
+        drawn = ElementTree.fromstring((folder / f"docs/gains-{scheme}.svg").read_text("utf-8"))
+        assert re.search(r"1\.\d\dx bf16", "".join(drawn.itertext()))
+    assert command.main(check) == 0
+    (folder / "docs" / "gains-dark.svg").write_text("another chart")
+    assert command.main(check) == 1
+
+
+def test_the_page_of_answers_has_what_to_use_for_each_aim(folder, page):
+    assert command.main([str(folder), "--readme", str(page)]) == 0
+    text = (folder / readme.ANSWERS).read_text("utf-8")
     decided, more = markdown_tables(text)
     assert decided[0] == more[0] == ["to", "PyTorch", "TensorFlow", "ahead"]
     aims = [row[0].partition(",")[0] for row in decided[1:]]
@@ -946,12 +961,6 @@ def test_readme_gets_a_chart_conclusions_and_decisions(folder, page):
     (row,) = [row for row in decided if row[0].startswith("train faster: digits-cnn")]
     assert re.match(r"bf16: 1\.\d\dx \(\d\.\d\d–\d\.\d\d\)", row[1])
     assert text.count("<details>") == text.count("</details>") == 1
-    for scheme in ("light", "dark"):
-        drawn = ElementTree.fromstring((folder / f"docs/gains-{scheme}.svg").read_text("utf-8"))
-        assert "mixed precision" in "".join(drawn.itertext())
-    assert command.main(check) == 0
-    (folder / "docs" / "gains-dark.svg").write_text("another chart")
-    assert command.main(check) == 1
 
 
 def numbers_of(run: Record) -> set[str]:
@@ -968,14 +977,37 @@ def numbers_of(run: Record) -> set[str]:
     return known
 
 
-def test_every_ratio_in_readme_is_in_its_records():
-    text = (ROOT / "README.md").read_text("utf-8")
-    between = text.partition(readme.BEGIN)[2].partition(readme.END)[0]
+def test_every_ratio_in_the_answers_is_in_their_record():
+    text = (ROOT / readme.ANSWERS).read_text("utf-8")
     known = numbers_of(load(ROOT / "docs"))
-    sides = "".join(line.rpartition(" | ")[0] for line in between.splitlines())  # but who is ahead
+    sides = "".join(line.rpartition(" | ")[0] for line in text.splitlines())  # but who is ahead
     ratios = re.findall(r"([\d.]+)x[ ,]", sides)
     assert len(ratios) > 5
     assert set(ratios) <= known
+
+
+def test_the_picture_has_the_ratios_of_its_record_and_eight_works_at_most():
+    drawn = ElementTree.fromstring((ROOT / "docs/gains-light.svg").read_text("utf-8"))
+    texts = [element.text or "" for element in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    ratios = {found[1] for text in texts if (found := re.match(r"([\d.]+)x", text))}
+    assert len(ratios) > 5
+    assert ratios <= numbers_of(load(ROOT / "docs"))
+    works = [text for text in texts if re.match(r"(Train|Predict|Optimizer step,) ", text)]
+    assert 3 <= len(works) <= bars.MOST
+
+
+def test_frameworks_are_compared_by_the_same_kind_of_program():
+    """By the record's own comparisons: plain with plain, a technique with the same technique."""
+    run = load(ROOT / "docs")
+    listed = answers(run)
+    for one in bars.chosen(listed):
+        if len(one.sides) < 2:
+            continue
+        pt, tf = one.sides.values()
+        for pair in filter(None, (frameworks.plain(pt, tf), frameworks.alike(pt, tf))):
+            assert [row.case.framework for row in pair] == ["pt", "tf"]
+            assert len({row.is_baseline for row in pair}) == 1
+            assert pair[0].is_baseline or len({row.case.technique for row in pair}) == 1
 
 
 def test_large_models_are_said_to_show_arithmetic():
@@ -991,32 +1023,34 @@ def test_large_models_are_said_to_show_arithmetic():
     assert "text-gpt-10m, batch 16, train step: 11 million parameters" in text
 
 
-def test_readme_draws_five_conclusions_at_most():
+def test_our_own_readme_fits_its_reader():
     text = (ROOT / "README.md").read_text("utf-8")
+    assert len(text.splitlines()) <= 150
     between = text.partition(readme.BEGIN)[2].partition(readme.END)[0]
-    assert 1 <= between.count("\n- ") <= 5
+    (cases,) = markdown_tables(between)
+    assert len(cases) - 1 <= frameworks.MOST
     published = load(ROOT / "docs" / "results.json")
     assert machine_class.words(published.environment) in between
 
 
-def test_readme_says_how_long_its_run_took():
+def test_the_answers_say_how_long_their_run_took():
     run, seconds = with_environment(whole_run(), logical_cores=6), {"total": 3010.0}
     seconds |= {"first_table": 290.0}
     said = "The run took 50 minutes on 6 cores: a first table after 5"
-    assert f"{said}." in readme.headline([run.but(seconds=seconds)])
+    assert f"{said}." in readme.every_answer([run.but(seconds=seconds)])
     seconds |= {"intervals": 1090.0}
     whole = f"{said}, all times with intervals after 18."
-    assert whole in readme.headline([run.but(seconds=seconds)])
+    assert whole in readme.every_answer([run.but(seconds=seconds)])
     seconds |= {"first_table": None}
-    assert "The run took" not in readme.headline([run.but(seconds=seconds)])
+    assert "The run took" not in readme.every_answer([run.but(seconds=seconds)])
 
 
-def test_a_row_of_readme_links_its_technique_and_says_what_its_gain_is_over():
+def test_an_answer_links_its_technique_and_says_what_its_gain_is_over():
     """Of our own, which another test holds to its record."""
-    said = (ROOT / "README.md").read_text("utf-8")
-    pages = re.findall(r"\]\((docs/techniques/\S+\.md)\)", said)
+    said = (ROOT / readme.ANSWERS).read_text("utf-8")
+    pages = re.findall(r"\]\((techniques/\S+\.md)\)", said)
     assert len(pages) > 20
-    assert all((ROOT / page).is_file() for page in pages)
+    assert all((ROOT / "docs" / page).is_file() for page in pages)
     rows = {line.split("|")[1].strip(): line for line in said.splitlines() if line[:4] == "| **"}
     quantized = rows["**predict faster**: digits-cnn, batch 128, 33 thousand parameters"]
     assert quantized.count("over “float32 file”") == 2
