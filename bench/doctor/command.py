@@ -82,7 +82,8 @@ def main(arguments: list[str] | None = None) -> int:
         told |= {"by_default": {side: BY_DEFAULT[side] for side in sides}}
         print(json.dumps(told))
     else:
-        print("\n".join(text(here, findings, threads, remarks, seconds)))
+        stopped = any(asking.STOPPED in one for one in remarks)
+        print("\n".join(text(here, findings, threads, remarks, seconds, stopped=stopped)))
     return 0
 
 
@@ -103,15 +104,19 @@ def text(
     threads: dict[str, dict[str, int]],
     remarks: list[str],
     seconds: float,
+    *,
+    stopped: bool = False,
 ) -> list[str]:
     """The answer as lines: a finding after the other, or that there is none.
 
-    remarks: what was not asked, or disturbed.
+    remarks: what was not asked, or disturbed. stopped: whether a process took too long.
     """
     wrong = [one for one in findings if one.wrong]
     pools = [f"{name} {pool['intra-op']}" for name, pool in threads.items()]
     looked = f"{hosts.words(here)}; threads: {', '.join(pools) or 'not known'}; {seconds:.0f} s"
     head = f"{len(wrong)} found" if wrong else "Nothing found"
+    if stopped:
+        head += ", but not all was looked at"
     told = [f"{head} ({looked})"]
     for finding in findings:
         told += lines(finding)

@@ -24,6 +24,7 @@ from bench.why.side import Request
 from shared import datasets
 from shared.cgroups import usable_threads
 from shared.specs import TASKS
+from shared.step_events import DELAYED
 
 LEAST_S = 30.0  # that a pair takes
 Pair = tuple[Case, Case]
@@ -88,8 +89,8 @@ def with_causes(
         except ValueError as error:
             say(str(error))
             continue
-        if _turned(difference, a, b):
-            say("left out: the faster of the two is the slower one now")
+        if why_not := _doubt(difference, a, b):
+            say(f"left out: {why_not}")
             continue
         known[a.id, b.id] = of_difference(a.id, b.id, difference, causes)
     return record.but(why=list(known.values()))
@@ -104,14 +105,16 @@ def _names(a: Case, b: Case) -> tuple[str, str]:
     )
 
 
-def _turned(difference: Difference, a: Case, b: Case) -> bool:
-    """Whether the record and the difference disagree on which of the two is slower."""
+def _doubt(difference: Difference, a: Case, b: Case) -> str:
+    """Why a difference says nothing of the record's; "" where it does."""
+    if difference.is_noise:
+        return ""
+    if abs(difference.line(DELAYED).more) > abs(difference.seconds) / 2:
+        return "other programs had the processors for more than half of the difference"
     ours, theirs = a.timing.median_s, b.timing.median_s
-    return (
-        bool(ours and theirs)
-        and not difference.is_noise
-        and ((ours - theirs) * difference.seconds < 0)
-    )
+    if ours and theirs and (ours - theirs) * difference.seconds < 0:
+        return "the faster of the two is the slower one now"
+    return ""
 
 
 def of_difference(a: str, b: str, difference: Difference, causes: Iterable[Cause]) -> Why:
@@ -158,11 +161,15 @@ def of_suite(folder: Path) -> Callable[[Case, str], Request]:
 
     def request(case: Case, name: str) -> Request:
         technique = every.get(case.technique)
-        variants = {one.name: one for one in technique.variants} if technique else {}
-        if case.variant not in variants:
+        variants = [
+            one
+            for one in (technique.variants if technique else ())
+            if one.name == case.variant and case.framework in one.frameworks
+        ]
+        if not variants:
             raise ValueError(f"{case.id} is not of this version")
         work = Workload(case.task, "compute", mode=case.mode)
-        plan = pairs.case_of(technique, variants[case.variant], case.framework, work)
+        plan = pairs.case_of(technique, variants[0], case.framework, work)
         if TASKS[case.task].dataset.kind == "photos":
             raise ValueError(f"{case.task} is a folder of files")
         data = datasets.materialise(TASKS[case.task].dataset, folder)

@@ -35,18 +35,20 @@ def asked(given: Namespace, folder: Path) -> tuple[Request, Request]:
         raise ValueError(f"there is no technique {name!r}: {', '.join(sorted(every))}")
     technique = every[name]
     task, data, sides, size = _work(given, folder)
-    base = next((one for one in technique.variants if one.role == "baseline"), None)
-    others = [one for one in technique.variants if one is not base and one.role == "variant"]
-    if base is None or (given.technique and not others):
-        raise ValueError(f"{name} has no rows to compare")
-    variant = _variant(technique, given.variant, others) if given.technique else base
     twins = given.framework_pair or not given.technique
     if twins and len(sides) < 2:
         raise ValueError(f"{given.what} has a model for one framework: give --technique")
     framework = given.framework or next(iter(sides))
-    both = [(side, variant) for side in FRAMEWORKS]
+    needed = list(FRAMEWORKS) if twins else [framework]
+    base = next((one for one in technique.variants if one.role == "baseline"), None)
+    if base is None:
+        raise ValueError(f"{name} has no rows to compare")
+    variants = [base] * len(needed)
+    if given.technique:
+        variants = _variants(technique, given.variant, needed)
+    both = list(zip(needed, variants, strict=True))
     if not twins:
-        both = [(framework, variant), (framework, base)]
+        both.append((framework, base))
     work = Workload(task, "compute", mode="predict" if given.predict else "train")
     a, b = (
         request(
@@ -60,12 +62,20 @@ def asked(given: Namespace, folder: Path) -> tuple[Request, Request]:
     return a, b
 
 
-def _variant(technique: Technique, name: str | None, others: list[Variant]) -> Variant:
-    chosen = [one for one in others if name in (None, one.name)]
-    if not chosen:
-        names = ", ".join(one.name for one in others)
-        raise ValueError(f"{technique.name} has no variant {name!r}: {names}")
-    return chosen[0]
+def _variants(technique: Technique, name: str | None, sides: list[str]) -> list[Variant]:
+    """The variant of a name (without one, the first that there is) in each of the frameworks."""
+    known: dict[str, dict[str, Variant]] = {}
+    for one in technique.variants:
+        if one.role == "variant":
+            known.setdefault(one.name, {}).update(dict.fromkeys(one.frameworks, one))
+    fitting = [n for n, of_side in known.items() if set(sides) <= set(of_side)]
+    chosen = name or next(iter(fitting), None)
+    if chosen not in fitting:
+        where = " and ".join(FRAMEWORKS[side].title for side in sides)
+        names = ", ".join(fitting) or "none"
+        wanted = f"variant {name!r}" if name else "variant"
+        raise ValueError(f"{technique.name} has no {wanted} in {where}: {names}")
+    return [known[chosen][side] for side in sides]
 
 
 def case_of(technique: Technique, variant: Variant, side: str, work: Workload) -> Case:
@@ -139,11 +149,11 @@ def explained(
         sides = [one.side() for one in (a, b)]
         if busy := machine.busy(watch.stop().others):
             say(f"{busy}: end them, or figures scatter")
-        if compare(*sides).is_noise:
-            return compare(*sides), []
-        say("which libraries compute")
-        left = None if end is None else end - time.monotonic()
-        difference = compare(*with_libraries(pair, sides, left))
+        difference = compare(*sides)
+        if any(one.kind in experiments.COMPUTED for one in causes(difference)):
+            say("which libraries compute")
+            left = None if end is None else end - time.monotonic()
+            difference = compare(*with_libraries(pair, sides, left))
         say("testing what was found")
         named = experiments.tested(causes(difference), difference, a, b)
     if thorough:

@@ -100,15 +100,15 @@ def _guess(one: Turned, best: float) -> str:
     """Which side follows the machine's products, and which does not."""
     grown = dict(zip(FRAMEWORKS.values(), one.growth, strict=True))
     ours, theirs = sorted(grown, key=grown.__getitem__)
-    said = f"from the first to the second the best product is {number(best)} times as fast, a step "
-    said += " and ".join(f"{number(grown[name])} times in {name}" for name in FRAMEWORKS.values())
+    rates = f"on the second the best product is {number(best)} times as fast, a step "
+    rates += " and ".join(f"{number(grown[name])} times in {name}" for name in FRAMEWORKS.values())
     if min(one.shares[0]) < PRODUCTS:
-        return f"{said}: a step is mostly other work, of which the records say nothing"
+        return f"{rates}: a step is mostly other work, of which the records say nothing"
     if abs(best - 1) <= LEAST or abs(grown[theirs] / grown[ours] - 1) <= LEAST:
-        return f"{said}: products do not explain it"
+        return f"{rates}: products do not explain it"
     slow = ours if best > 1 else theirs
     if best > 1 and grown[theirs] > 1 + LEAST:
-        return f"{said}: a guess, {slow}'s libraries use less of what the second can do more"
+        return f"{rates}: a guess, {slow}'s libraries use less of what the second can do more"
     if best < 1 and grown[ours] < 1 - LEAST:
-        return f"{said}: a guess, {slow}'s libraries used less of what the first can do more"
-    return f"{said}: products do not explain it"
+        return f"{rates}: a guess, {slow}'s libraries used less of what the first can do more"
+    return f"{rates}: products do not explain it"
