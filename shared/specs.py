@@ -278,7 +278,7 @@ _LONG_TEXT = DatasetSpec(
 )
 _MASKED = replace(_TEXT, name="stdlib-text-masked", kind="masked")
 _LONG_MASKED = replace(_LONG_TEXT, name="stdlib-text-256-masked", kind="masked")
-TEXT_CHECK = LossCheck(24, 4, learning_rate=3e-4, held_out=32, length=64)
+TEXT_CHECK = LossCheck(16, 4, learning_rate=3e-4, held_out=32, length=64)
 
 
 def _text_task(

@@ -95,7 +95,8 @@ TECHNIQUE = Technique(
         f"ranges come from {EXAMPLES} training images; so ptq and qat differ in training alone.",
         "The price of training is a train step of qat_8 against one of fp32, at any number of "
         "bits. Predictions of ptq take as long as those of qat.",
-        "Files hold initial weights; compressed, those of trained weights differ a little.",
+        "Files that are timed hold the weights of the model that the run has trained for "
+        "predictions, not those of a row's own training.",
     ),
     counts=True,
 )

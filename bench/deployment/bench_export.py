@@ -136,8 +136,8 @@ TECHNIQUE = Technique(
         f"{serving.CALIBRATION} samples of the training split, or all where there are fewer.",
         "Before it counts, every export is held against its model on up to "
         f"{serving.CHECKED} test samples: outputs within 1e-4 of the largest (half precision: 5%, "
-        "int8: 10%), classes equal in 99.9% (95%, 90%). The models are not trained: what int8 does "
-        "to the accuracy of a trained one stands with post-training quantization.",
+        "int8: 10%), classes equal in 99.9% (95%, 90%). Files hold the weights of the model that "
+        "the run has trained for predictions, where the task has one, else initial weights.",
     ),
     probes=True,
 )

@@ -59,11 +59,11 @@ def _with_baselines(plan: Plan, state: RunState, rows: list[Case]) -> list[Case]
 
     A row that stands at several batch sizes is checked at the first: the check has its own.
     """
+    trained = {_row(case) for case in plan.every if plan.trained(case)}
     first: dict[tuple, Case] = {}
     for case in rows:
-        if case.variant.role == "variant" and _can_be_checked(plan, case):
-            row = (case.technique, case.workload.task, case.workload.mode)
-            first.setdefault((*row, case.side, case.variant.name), case)
+        if _can_be_checked(plan, case) and _row(case) not in trained:
+            first.setdefault((*_row(case), case.workload.mode), case)
     bases = {(c.technique, c.work, c.side): c for c in plan.every if c.is_baseline}
     chosen = []
     for case in first.values():
@@ -81,6 +81,11 @@ def _with_baselines(plan: Plan, state: RunState, rows: list[Case]) -> list[Case]
     ]
 
 
+def _row(case: Case) -> tuple:
+    """A variant on a task: what its training says holds at any batch size, and of predictions."""
+    return case.technique, case.variant.name, case.side, case.workload.task
+
+
 def _can_be_checked(plan: Plan, case: Case) -> bool:
     """Whether its task has a check of its mode, and nothing else tells what it keeps.
 
@@ -89,13 +94,13 @@ def _can_be_checked(plan: Plan, case: Case) -> bool:
     task, trains = case.task, case.workload.mode == "train"
     return (
         bool(task.loss_check if trains else task.deployed)
+        and case.variant.role == "variant"
         and case.timed
         and case.settled
         and case.variant.measured.accuracy
         and case.variant.changes != "weights"
         and case.family not in OF_TRAINING
         and case.technique != OF_UPDATES
-        and not plan.trained(case)
         and not plan.amount.first_pass_alone
     )
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from statistics import fmean
 
 from bench.analysis.reading import Row, View
 from bench.record import (
@@ -28,6 +29,7 @@ from bench.report.formatting import (
     with_bounds,
 )
 from bench.report.text import plain
+from shared.specs import LOSS_MARGIN
 
 UNITS = {
     "accuracy": "Accuracy in %",
@@ -81,7 +83,8 @@ def tables(view: View, task: TaskFacts) -> list[Table]:
     """Every table that has a figure."""
     rows = view.rows
     every = [speed(rows), ratios(view), cost(rows), lifetimes(rows), memory_parts(rows)]
-    every += [energy(rows), accuracy(rows, task), probed(rows), rates(rows), repetitions(rows)]
+    every += [energy(rows), accuracy(rows, task), kept_loss(rows), kept_predictions(rows)]
+    every += [probed(rows), rates(rows), repetitions(rows)]
     return [table for table in every if table]
 
 
@@ -297,6 +300,53 @@ def difference_of(trained: Accuracy | None) -> str:
         return MISSING
     difference = trained.difference
     return _under(plus_minus(difference.mean, difference.ci, signed=True), difference.verdict)
+
+
+def kept_loss(rows: Rows) -> Table | None:
+    """The loss after a short training, and the difference to the baseline's with its verdict."""
+
+    def mean(case: Case) -> str:
+        values = case.loss_check.per_seed if case.loss_check else []
+        return number(fmean(values)) if values and None not in values else MISSING
+
+    def difference(case: Case) -> str:
+        check = case.loss_check
+        if check is None or check.verdict is None:
+            return "baseline" if check else MISSING
+        found = check.difference
+        shown = plus_minus(found.mean, found.ci, signed=True) if found else MISSING
+        return _under(shown, check.verdict)
+
+    title = f"Held-out loss after a short training [nats] (margin ±{compact(LOSS_MARGIN)})"
+    columns: dict[str, Cell] = {"loss": mean, "difference\nto baseline": difference}
+    return _side_by_side(title, columns, rows, name="kept_loss")
+
+
+def kept_predictions(rows: Rows) -> Table | None:
+    """What a trained model's predictions have lost and gained beside those in float32."""
+
+    def flipped(case: Case) -> str:
+        found = case.fidelity
+        return number(100 * found.flipped / found.samples) if found else MISSING
+
+    def right(case: Case) -> str:
+        found = case.fidelity
+        if found is None:
+            return MISSING
+        low, high = (f"{bound:+.2f}" for bound in found.points.ci)
+        return _under(f"{found.points.mean:+.2f} ({low} to {high})", found.verdict)
+
+    def loss(case: Case) -> str:
+        found = case.fidelity and case.fidelity.loss
+        return plus_minus(found.mean, found.ci, signed=True) if found else MISSING
+
+    columns: dict[str, Cell] = {
+        "flipped\n[%]": flipped,
+        "right\n[points]": right,
+        "loss\n[nats]": loss,
+    }
+    title = "Predictions of one trained model, against the same in float32"
+    return _side_by_side(title, columns, rows, name="kept_predictions")
 
 
 def unit_of(metric: str | None) -> str:
