@@ -6,8 +6,10 @@ looks there is one interval, over all blocks.
 
 A variance from three blocks has two degrees of freedom, and decides nothing. The comparisons
 of one piece of work between the same frameworks share theirs: each has its own variance and, as
-if from `PRIOR` more degrees of freedom, the mean of the others' (Smyth, 2004). How often ratios of
-two runs then lie within their intervals, `twinbench validate replay` says of records.
+if from `PRIOR` more degrees of freedom, the mean of the others' (Smyth, 2004). Where they are
+fewer, as of large models, they count for one each: most have the same baseline, and so its noise.
+How often ratios of two runs then lie within their intervals, `twinbench validate replay` says of
+records; both rules were chosen by eight of them.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from bench.analysis.bounds import Looks, confidence, taken
 from bench.analysis.fit import Fit
 from bench.analysis.verdicts import Interval, Ratio, quantile, verdict
 
-PRIOR = 4.0  # degrees of freedom that the variance of the others counts for
+PRIOR = 4.0  # degrees of freedom that the variance of the others counts for at most
 DECIDED = ("faster", "slower", "equivalent")
 
 
@@ -35,14 +37,18 @@ class Pair:
     kin: object = None
 
 
-def judge(fit: Fit, pairs: Sequence[Pair], looks: Looks) -> list[Ratio | None]:
+def judge(
+    fit: Fit, pairs: Sequence[Pair], looks: Looks, prior: float = PRIOR
+) -> list[Ratio | None]:
     """The ratio of each pair with the verdict of all looks so far; None where no block has both.
 
     Without `looks` that is the verdict of all blocks.
     """
     last = {pair: max(fit.shared(pair.top, pair.bottom), default=-1) + 1 for pair in pairs}
     every = {look for blocks in last.values() if blocks > 1 for look in taken(looks, blocks)}
-    at = {look: _at_look(fit.first(look), pairs, looks) for look in sorted(every) if look > 1}
+    at = {
+        look: _at_look(fit.first(look), pairs, looks, prior) for look in sorted(every) if look > 1
+    }
     ratios = []
     for pair in pairs:
         reached = {look: at[look].get(pair) for look in taken(looks, last[pair]) if look in at}
@@ -62,8 +68,8 @@ class _Look:
     freedom: float
 
 
-def _at_look(fit: Fit, pairs: Sequence[Pair], looks: Looks) -> dict[Pair, _Look]:
-    """Every pair that two blocks have, with variances that kin share."""
+def _at_look(fit: Fit, pairs: Sequence[Pair], looks: Looks, prior: float) -> dict[Pair, _Look]:
+    """Every pair that two blocks have, with variances that kin share as if from `prior` degrees."""
     by_pair = {pair: fit.log_ratios(pair.top, pair.bottom) for pair in pairs}
     by_pair = {pair: values for pair, values in by_pair.items() if len(values) > 1}
     squares = {pair: float(np.var(values)) * len(values) for pair, values in by_pair.items()}
@@ -76,9 +82,10 @@ def _at_look(fit: Fit, pairs: Sequence[Pair], looks: Looks) -> dict[Pair, _Look]
     for pair, values in by_pair.items():
         square, others, count = sums[pair.kin]
         kin, others = count > 1, others - (len(values) - 1)
-        prior = PRIOR * max(0.0, square - squares[pair]) / others if kin else 0.0
-        freedom = len(values) - 1 + (PRIOR if kin else 0.0)
-        mean, sd = float(np.mean(values)), ((squares[pair] + prior) / freedom) ** 0.5
+        counts = min(prior, count - 1)  # degrees of freedom, for which the others' variance does
+        lent = counts * max(0.0, square - squares[pair]) / others if kin else 0.0
+        freedom = len(values) - 1 + counts
+        mean, sd = float(np.mean(values)), ((squares[pair] + lent) / freedom) ** 0.5
         error = sd / len(values) ** 0.5
         halves = [quantile(level, freedom) * error for level in levels]
         wide, narrow = (Interval(mean, mean - h, mean + h, sd, len(values)) for h in halves)

@@ -14,7 +14,8 @@
 saves after each block of a match and ends with --minutes or Ctrl-C. --resume goes on where it
 stood. `simulate` resamples the noise of that, or of a record: how often an interval covers the
 truth, a verdict is wrong, a difference or a loss of accuracy is found. `replay` judges the
-comparisons of records as if their runs had ended early, or played fewer rounds. `reproduce` asks
+comparisons of records as if their runs had been shorter: how often two records agree within their
+intervals, and by what blocks scatter with fewer rounds. `reproduce` asks
 whether runs of one class of machine agree: records, or revisions of docs/results.json; --changed
 names a figure that is measured in another way from a run on. `disturbances`
 plays pairs beside neighbours that disturb them: no verdict may be wrong. `leaks` keeps memory in
@@ -32,7 +33,6 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from bench.analysis.bounds import LOOKS
 from bench.analysis.reading import load, results_file
 from bench.harness.folders import new_folder, replace_file
 from bench.harness.plan import EFFORT, FRAMEWORKS, SEED
@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     again = command(_simulate, "resample the noise of what was measured")
     again.add_argument("path", type=Path, help="a validation.json, or a record or its folder")
     again.add_argument("--publish", action="store_true", help="make docs/attacked.md, of docs")
-    past = command(_replay, "judge records as if their runs had ended early")
+    past = command(_replay, "judge records as if their runs had been shorter")
     past.add_argument("path", type=Path, nargs="+", help="a record, or its folder")
     agree = command(_reproduce, "do runs of one class of machine agree?")
     agree.add_argument(
@@ -228,12 +228,10 @@ def _simulate(given: argparse.Namespace) -> int:
 
 
 def _replay(given: argparse.Namespace) -> int:
-    records = {path: load(path) for path in given.path}
-    replays = {path.resolve().name: replay.replay(record) for path, record in records.items()}
-    replays = {name: designs for name, designs in replays.items() if designs.early.count}
-    if not replays:
-        raise ValueError(f"no record has comparisons of {LOOKS[1]} blocks or more")
-    print(replay.table(replays))
+    records = [load(path) for path in given.path]
+    if not any(map(replay.noise_of, records)):
+        raise ValueError(f"no record has comparisons of {replay.FEWEST} blocks or more")
+    print(replay.table(records))
     return 0
 
 

@@ -1,87 +1,194 @@
-"""What a record would have said had its run ended early, or played fewer rounds."""
+"""Records judged as if their runs had been shorter: do two agree, and by what do blocks scatter?"""
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
-from statistics import fmean
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import exp, log
+from statistics import fmean, median
+
+import numpy as np
 
 from bench.analysis import comparisons, pairing
-from bench.analysis.bounds import LOOKS
-from bench.analysis.fit import Fit, Samples, fit
-from bench.analysis.sequential import DECIDED, Pair, judge
+from bench.analysis.bounds import LOOKS, Looks
+from bench.analysis.fit import Samples, fit
+from bench.analysis.sequential import DECIDED, PRIOR, Pair, judge
 from bench.analysis.verdicts import FEWEST_SEEDS, Ratio
-from bench.record import Case, Comparison, Record
+from bench.record import DIFFERENT, Case, Comparison, Record
+from shared.specs import TASKS
 
-FEWER = 15  # rounds
+FEWEST = LOOKS[0]  # blocks
+SHARES = (4, 2, 1)  # of a block's rounds one of so many is kept, to see what more rounds give
+MOST_ROUNDS = 30  # for which it is said what they would give
 
 
-@dataclass
-class Told:
-    """How verdicts of one design agree with those of all blocks and rounds.
+@dataclass(frozen=True)
+class Design:
+    """So many blocks, which are looked at, and the weight of what others scatter by."""
 
-    decided: after how many blocks
-    lost: what all tell and this does not
-    gained: what this tells and all do not
-    contradicted: where they tell different things
-    widths: the sum of the intervals' widths, each to that of all
+    title: str
+    blocks: int
+    looks: Looks = ()
+    prior: float = PRIOR
+
+
+DESIGNS = (
+    Design(f"{FEWEST} blocks, as by default", FEWEST),
+    Design("the same, prior 2", FEWEST, prior=2.0),
+    Design("the same, prior 0", FEWEST, prior=0.0),
+    Design("looks at 3, 5, prior 2", 5, (3, 5), 2.0),
+    Design("looks at 3, 5, 8", 8, LOOKS),
+)
+Ratios = dict[tuple[str, str], Ratio]  # by the ids of numerator and denominator
+SIZES = ("small", "large")  # of models, see `Task.blocks`
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What a design says of records: of how many ratios of two, and how many lie within both.
+
+    lowest: the share of the pair of records with the fewest within. half_width: the median.
     """
 
-    decided: Counter = field(default_factory=Counter)
-    blocks: int = 0
-    count: int = 0
-    agree: int = 0
-    lost: list[str] = field(default_factory=list)
-    gained: list[str] = field(default_factory=list)
-    contradicted: list[str] = field(default_factory=list)
-    widths: float = 0.0
-
-    def add(self, name: str, verdict: str | None, whole: str | None) -> None:
-        """Count one comparison."""
-        self.count += 1
-        told, known = verdict in DECIDED, whole in DECIDED
-        if told and known and verdict != whole:
-            self.contradicted.append(f"{name}: {verdict}, {whole} by all")
-        elif known and not told:
-            self.lost.append(f"{name}: {verdict}, {whole} by all")
-        elif told and not known:
-            self.gained.append(f"{name}: {verdict}, {whole} by all")
-        else:
-            self.agree += 1
+    compared: int
+    within: int
+    lowest: float
+    decided: float
+    half_width: float
 
 
-@dataclass
-class Replay:
-    """Three designs beside all blocks and rounds of a record: an early end, fewer rounds, both."""
+def agreement(records: Iterable[Record], design: Design, size: str) -> Agreement | None:
+    """Whether two records' ratios differ by no more than their intervals, as `design` has them."""
+    judged = [ratios(record, design, size) for record in records]
+    every = [ratio for of_one in judged for ratio in of_one.values()]
+    counts = []
+    for one, other in combinations(judged, 2):
+        both = [(one[pair], other[pair]) for pair in one.keys() & other.keys()]
+        if both:
+            counts.append((sum(_agree(*ratio) for ratio in both), len(both)))
+    if not counts:
+        return None
+    return Agreement(
+        compared=sum(count for _, count in counts),
+        within=sum(within for within, _ in counts),
+        lowest=min(within / count for within, count in counts),
+        decided=fmean(ratio.verdict in DECIDED for ratio in every),
+        half_width=median((ratio.ci[1] / ratio.ci[0]) ** 0.5 - 1 for ratio in every),
+    )
 
-    early: Told = field(default_factory=Told)
-    fewer: Told = field(default_factory=Told)
-    both: Told = field(default_factory=Told)
 
-
-def replay(record: Record) -> Replay:
-    """Judge every comparison of a record as if its run had ended early, and with fewer rounds."""
-    designs = Replay()
+def ratios(record: Record, design: Design, size: str) -> Ratios:
+    """The ratios of a record's rows of small or large models that a design has an interval of."""
+    made: Ratios = {}
     for samples, compared in works(record):
-        whole, short = fit(samples), fit(fewer(samples))
-        kept = [(c, p) for c, p in compared if len(whole.shared(p.top, p.bottom)) >= LOOKS[1]]
-        judged = [whole.ratio(pair.top, pair.bottom) for _, pair in kept]
-        _early(designs.early, whole, kept, judged)
-        _early(designs.both, short, kept, judged)
-        for (comparison, pair), known in zip(kept, judged, strict=True):
-            some = short.ratio(pair.top, pair.bottom)
-            designs.fewer.add(_name(comparison), some.verdict, known.verdict)
-            designs.fewer.widths += _width(some) / _width(known)
-    return designs
+        kept = [(c, pair) for c, pair in compared if _is_of(size, c) and c.kind != "control"]
+        if kept:
+            of_design = fit(_first(samples, design.blocks))
+            pairs = [pair for _, pair in kept]
+            judged = judge(of_design, pairs, design.looks, design.prior)
+            made |= {
+                (c.numerator, c.denominator): ratio
+                for (c, _), ratio in zip(kept, judged, strict=True)
+                if ratio and ratio.ci
+            }
+    return made
 
 
-def _early(told: Told, of: Fit, kept: list[tuple[Comparison, Pair]], judged: list[Ratio]) -> None:
-    """Each comparison ends at the first look that decides it."""
-    early = judge(of, [pair for _, pair in kept], LOOKS)
-    for (comparison, _), result, known in zip(kept, early, judged, strict=True):
-        told.add(_name(comparison), result.verdict, known.verdict)
-        told.decided[result.look] += 1
-        told.blocks += result.look or result.n
+def _is_of(size: str, comparison: Comparison) -> bool:
+    """Whether two rows of so large a model are compared, which nobody chose by their figures."""
+    task = TASKS.get(comparison.task)
+    chosen = comparison.variant.startswith(comparisons.BEST) or comparison.verdict == DIFFERENT
+    return not chosen and SIZES[bool(task and task.blocks)] == size
+
+
+def _agree(one: Ratio, other: Ratio) -> bool:
+    """Whether they differ by no more than the halves of the intervals that face each other."""
+    low, high = sorted((one, other), key=lambda ratio: ratio.ratio)
+    up, down = log(low.ci[1] / low.ratio), log(high.ratio / high.ci[0])
+    return log(high.ratio / low.ratio) <= (up**2 + down**2) ** 0.5
+
+
+def _first(samples: Samples, blocks: int, one_of: int = 1) -> Samples:
+    """The first blocks, with one of so many rounds of each."""
+    return {
+        name: {
+            match: {block: rounds[::one_of] for block, rounds in of_match.items() if block < blocks}
+            for match, of_match in matches.items()
+        }
+        for name, matches in samples.items()
+    }
+
+
+# What blocks scatter by ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """The sd of a block's log ratio, by its rounds: what a process keeps, and what rounds do.
+
+    by_rounds: seen. stays: what no number of rounds takes away. of_round: the rest, of one round.
+    """
+
+    pairs: int
+    by_rounds: dict[int, float]
+    stays: float
+    of_round: float
+
+    def at(self, rounds: int) -> float:
+        """The sd of a block of so many rounds."""
+        return (self.stays**2 + self.of_round**2 / rounds) ** 0.5
+
+
+def scatter(records: Iterable[Record]) -> Scatter | None:
+    """By what blocks of small models scatter, whose rounds were all played.
+
+    Of each pair of programs the variance over its first blocks, and of these the median, as that of
+    normal noise: a pair that something disturbed says little of the others.
+    """
+    records = list(records)
+    most = max((len(rounds) for record in records for rounds in _rounds(record)), default=0)
+    counts = [most // share for share in SHARES]
+    variances: dict[int, list[float]] = {share: [] for share in SHARES}
+    for record in records:
+        for samples, compared in works(record):
+            fits = {share: fit(_first(samples, FEWEST, share)) for share in SHARES}
+            for comparison, pair in compared:
+                if _is_of("small", comparison) and _whole(samples, pair, most):
+                    for share, fitted in fits.items():
+                        values = fitted.log_ratios(pair.top, pair.bottom)
+                        if len(values) == FEWEST:
+                            variances[share].append(float(np.var(values, ddof=1)))
+    if not all(variances.values()) or counts[0] < 1:
+        return None
+    # Half the sum of two squares is below ln 2 as often as above it.
+    typical = [median(variances[share]) / log(2) for share in SHARES]
+    slope, level = np.polyfit([1 / count for count in counts], typical, 1)
+    return Scatter(
+        pairs=len(variances[1]),
+        by_rounds={count: value**0.5 for count, value in zip(counts, typical, strict=True)},
+        stays=max(0.0, float(level)) ** 0.5,
+        of_round=max(0.0, float(slope)) ** 0.5,
+    )
+
+
+def _rounds(record: Record) -> Iterable[list[float]]:
+    for samples, _ in works(record):
+        yield from (r for of in samples.values() for m in of.values() for r in m.values())
+
+
+def _whole(samples: Samples, pair: Pair, most: int) -> bool:
+    """Whether both played nine tenths of the rounds in each of the first blocks."""
+    return all(
+        len(rounds) >= 0.9 * most
+        for name in (pair.top, pair.bottom)
+        for blocks in samples[name].values()
+        for block, rounds in blocks.items()
+        if block < FEWEST
+    )
+
+
+# Noise for simulations ----------------------------------------------------------------------------
 
 
 def noise_of(record: Record) -> dict[str, list[float]]:
@@ -91,7 +198,7 @@ def noise_of(record: Record) -> dict[str, list[float]]:
         fitted = fit(samples)
         for _, pair in compared:
             values = fitted.log_ratios(pair.top, pair.bottom)
-            if len(values) >= LOOKS[1]:  # of fewer the deviation is hardly known
+            if len(values) >= FEWEST:  # of fewer the deviation is hardly known
                 wider = (len(values) / (len(values) - 1)) ** 0.5  # a mean is nearer than the truth
                 name = " ÷ ".join(dict.fromkeys(pair.kin[1:]))
                 noise.setdefault(name, []).extend(
@@ -119,64 +226,6 @@ def accuracy_noise_of(record: Record) -> dict[str, list[float]]:
     return noise
 
 
-def _width(ratio: Ratio) -> float:
-    return ratio.ci[1] / ratio.ci[0] - 1
-
-
-def _name(comparison: Comparison) -> str:
-    return f"{comparison.numerator} ÷ {comparison.denominator}"
-
-
-def table(replays: dict[str, Replay]) -> str:
-    """For each design a line for each record, and one for all; then what it lost or contradicts."""
-    whole, lines = _together(list(replays.values())), []
-    told = f"{'agree':>7}{'lost':>6}{'gained':>7}{'other':>7}"
-    ends = "".join(f"{f'at {look}':>6}" for look in LOOKS) + f"{'open':>6}{'blocks':>8}"
-    early = f"ends at looks {', '.join(map(str, LOOKS))}"
-    for name, title, head in (
-        ("early", f"An early end ({early})", ends),
-        ("fewer", f"{FEWER} rounds in all blocks", f"{'width':>7}"),
-        ("both", f"Both: {FEWER} rounds, {early}", ends),
-    ):
-        lines += [f"{title}, beside all rounds of all blocks:"]
-        lines += [f"{'record':<18}{'ratios':>7}{head}{told}"]
-        for record, replayed in (replays | {"together": whole}).items():
-            lines.append(_line(record, getattr(replayed, name), looks=name != "fewer"))
-        for word in ("lost", "contradicted"):
-            lines += [f"  {word}: {text}" for text in getattr(getattr(whole, name), word)]
-        lines.append("")
-    return "\n".join(lines[:-1])
-
-
-def _line(name: str, told: Told, *, looks: bool) -> str:
-    counts = "".join(f"{told.decided[n]:>6}" for n in (*LOOKS, None)) if looks else ""
-    share = (told.blocks if looks else told.widths) / max(told.count, 1)
-    middle = f"{counts}{share:>8.1f}" if looks else f"{share:>7.2f}"
-    ends = f"{told.agree:>7}{len(told.lost):>6}{len(told.gained):>7}{len(told.contradicted):>7}"
-    return f"{name:<18}{told.count:>7}{middle}{ends}"
-
-
-def _together(replays: list[Replay]) -> Replay:
-    """The sums of several records."""
-    whole = Replay()
-    for replayed in replays:
-        for design, sums in vars(whole).items():
-            for name, value in vars(sums).items():
-                setattr(sums, name, value + getattr(getattr(replayed, design), name))
-    return whole
-
-
-def fewer(samples: Samples) -> Samples:
-    """The first rounds of every block."""
-    return {
-        name: {
-            match: {block: rounds[:FEWER] for block, rounds in blocks.items()}
-            for match, blocks in matches.items()
-        }
-        for name, matches in samples.items()
-    }
-
-
 def works(record: Record) -> list[tuple[Samples, list[tuple[Comparison, Pair]]]]:
     """Each piece of work: its samples by program, and its comparisons."""
     cases = pairing.resolved(record.cases)
@@ -196,3 +245,33 @@ def _pair(comparison: Comparison, by_id: dict[str, Case]) -> Pair:
     top, bottom = by_id[comparison.numerator], by_id[comparison.denominator]
     kin = (comparison.kind == "control", top.framework, bottom.framework)
     return Pair(top.program_id, bottom.program_id, kin)
+
+
+# In words -----------------------------------------------------------------------------------------
+
+
+def table(records: Sequence[Record]) -> str:
+    """Whether the records agree by each design, and by what their blocks scatter, in lines."""
+    lines = [f"{'ratios of two records':<28}{'compared':>9}{'within':>8}{'lowest':>8}"]
+    lines[0] += f"{'decided':>9}{'± (median)':>12}"
+    for size in SIZES:
+        for design in DESIGNS:
+            made = agreement(records, design, size)
+            if made:
+                lines.append(
+                    f"{size + ': ' + design.title:<34.34}{made.compared:>5}"
+                    f"{made.within / made.compared:>8.1%}{made.lowest:>8.1%}"
+                    f"{made.decided:>9.1%}{made.half_width:>12.1%}"
+                )
+    if len(lines) == 1:
+        lines = ["whether ratios of two runs agree takes two records with the same rows"]
+    if seen := scatter(records):
+        rounds = ", ".join(f"{n}: {exp(sd) - 1:.1%}" for n, sd in seen.by_rounds.items())
+        lines += [
+            "",
+            f"a block's ratio scatters by, with so many rounds, {rounds} "
+            f"({seen.pairs} pairs of small models);",
+            f"of that {exp(seen.stays) - 1:.1%} stays for as long as a process lives; with "
+            f"{MOST_ROUNDS} rounds it would be {exp(seen.at(MOST_ROUNDS)) - 1:.1%}",
+        ]
+    return "\n".join(lines)

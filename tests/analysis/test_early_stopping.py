@@ -192,6 +192,11 @@ def test_kin_share_their_variance_and_strangers_do_not():
     own = np.std([times["x"] - times[BASE] for times in blocks], ddof=1)
     other = np.std([times["y"] - times[BASE] for times in blocks], ddof=1)
     assert (alone.sd, alone.freedom) == (pytest.approx(own), 2)
+    pooled = sqrt((2 * own**2 + other**2) / 3)  # one other counts for one degree of freedom,
+    assert (among.sd, among.freedom) == (pytest.approx(pooled), 3)
+    many = [times | {f"y{n}": times["y"] for n in range(9)} for times in blocks]  # ten for four
+    pairs = [Pair(name, BASE, 1) for name in ("x", "y", *(f"y{n}" for n in range(9)))]
+    among = judge(fit_of(many), pairs, LOOKS)[0]
     pooled = sqrt((2 * own**2 + 4 * other**2) / 6)
     assert (among.sd, among.freedom) == (pytest.approx(pooled), 6)
 
@@ -200,7 +205,7 @@ def test_a_fixed_number_of_blocks_has_the_interval_of_one_look_and_nobody_leaves
     blocks = [{BASE: 0.0, "x": 0.01 * number, "y": -0.02 * number} for number in range(3)]
     pairs = [Pair("x", BASE, 1), Pair("y", BASE, 1)]
     fixed, looked = (judge(fit_of(blocks), pairs, looks) for looks in ((), (3,)))
-    assert [ratio.freedom for ratio in fixed] == [6] * 2
+    assert [ratio.freedom for ratio in fixed] == [3] * 2
     assert [ratio.look for ratio in fixed] == [None] * 2
     for one, other in zip(fixed, looked, strict=True):
         assert one.ci == pytest.approx(other.ci)

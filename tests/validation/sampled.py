@@ -17,9 +17,9 @@ def unchanged(variant: str, block: int, rounds: list[float]) -> list[float]:
     return rounds
 
 
-def record(blocks: int = 8, sd: float = 0.0005, change=unchanged) -> Record:
+def record(blocks: int = 8, sd: float = 0.0005, change=unchanged, seed: int = 1) -> Record:
     """Analysed. `sd`: between blocks; `change` makes other samples of a variant in a block."""
-    random = np.random.default_rng(1)
+    random = np.random.default_rng(seed)
     samples: dict[tuple[str, str], dict[str, list[float]]] = {}
     for block in range(blocks):
         for name in [(framework, variant) for framework in ("pt", "tf") for variant in ROLES]:

@@ -1,71 +1,88 @@
-"""Records judged as if their runs had ended early, or played fewer rounds."""
+"""Records judged as if their runs had been shorter, and by what their blocks scatter."""
 
 import numpy as np
 import pytest
 
-from bench.analysis.verdicts import Ratio
 from bench.record import Accuracy, encode
 from bench.validation import command
 from bench.validation.replay import (
-    FEWER,
-    Replay,
-    Told,
-    _width,
+    DESIGNS,
+    FEWEST,
+    Design,
     accuracy_noise_of,
-    fewer,
+    agreement,
     noise_of,
-    replay,
-    table,
+    ratios,
+    scatter,
     works,
 )
 from tests import records
 from tests.validation.sampled import record
 
-
-def test_a_clear_record_ends_at_the_first_look_and_agrees():
-    designs = replay(record())
-    assert designs.early.count == designs.early.agree == designs.early.decided[3] > 6
-    assert designs.early.blocks == 3 * designs.early.count
-    assert designs.fewer.agree == designs.fewer.count
+DEFAULT = DESIGNS[0]
 
 
-def test_what_only_later_blocks_tell_is_contradicted():
+def test_runs_of_the_same_truth_agree_and_another_truth_does_not():
+    def slower(variant, block, rounds):
+        return [1.5 * s for s in rounds] if variant == "same" else rounds
+
+    runs = [record(sd=0.02, seed=seed) for seed in range(6)]
+    alike = agreement(runs, DEFAULT, "small")
+    assert alike.within / alike.compared > 0.9
+    assert 0.02 < alike.half_width < 0.10
+    assert agreement(runs, DEFAULT, "large") is None
+    odd = agreement([runs[0], record(sd=0.02, seed=9, change=slower)], DEFAULT, "small")
+    # Of either framework "same" and "quick" to its baseline, and both twins: twins stay.
+    assert (odd.compared, odd.within) == (7, 5)
+    assert agreement(runs[:1], DEFAULT, "small") is None
+
+
+def test_a_design_sees_its_own_blocks_alone():
     """Three blocks say that it is equal, eight that it is far slower."""
 
     def slower(variant, block, rounds):
         return [9 * s for s in rounds] if variant == "same" and block > 2 else rounds
 
-    early = replay(record(sd=0.0001, change=slower)).early
-    (contradicted,) = [name for name in early.contradicted if "pt/same ÷" in name]
-    assert contradicted.endswith("equivalent, slower by all")
-    assert early.agree < early.count
+    run = record(sd=0.0001, change=slower)
+    short, whole = (
+        next(
+            ratio
+            for (top, bottom), ratio in ratios(run, design, "small").items()
+            if top.endswith("pt/same") and bottom.endswith("pt/base")
+        )
+        for design in (DEFAULT, DESIGNS[-1])
+    )
+    assert (short.n, short.verdict) == (FEWEST, "equivalent")
+    assert whole.n == 8
+    assert whole.ratio > 2
 
 
-def test_fewer_rounds_are_the_first_of_each_block():
-    samples = {"a": {0: {0: list(range(30)), 4: list(range(9))}}}
-    assert fewer(samples) == {"a": {0: {0: list(range(FEWER)), 4: list(range(9))}}}
-
-    def disturbed(variant, block, rounds):  # the last rounds of all blocks say something else
-        return rounds + [s / 3 for s in rounds] if variant == "same" else rounds * 2
-
-    designs = replay(record(change=disturbed))
-    assert designs.fewer.agree < designs.fewer.count
+def test_the_weight_of_others_narrows_intervals():
+    runs = [record(sd=0.02, seed=seed) for seed in range(4)]
+    own = Design("", FEWEST, prior=0.0)
+    widths = [agreement(runs, design, "small").half_width for design in (DEFAULT, own)]
+    assert widths[0] < widths[1]
 
 
-def test_a_record_of_one_block_has_nothing_to_replay():
-    assert replay(record(blocks=1)).early.count == 0
+def test_what_stays_in_a_process_is_told_from_what_rounds_do():
+    random = np.random.default_rng(5)
+
+    def noisy(variant, block, rounds):
+        return [s * np.exp(random.normal(0, 0.10)) for s in rounds]
+
+    stays = scatter([record(sd=0.03, seed=seed) for seed in range(8)])
+    assert stays.stays == pytest.approx(0.03 * 2**0.5, rel=0.35)
+    assert max(stays.by_rounds.values()) < 1.1 * min(stays.by_rounds.values())
+    assert stays.at(30) == pytest.approx(stays.stays, rel=0.05)
+    both = scatter([record(sd=0.01, seed=seed, change=noisy) for seed in range(8)])
+    assert both.stays < 0.6 * both.by_rounds[max(both.by_rounds)]
+    assert both.by_rounds[3] > 1.3 * both.by_rounds[15]
 
 
-@pytest.mark.parametrize(("blocks", "judged"), [(4, False), (5, True)])
-def test_a_record_is_replayed_from_its_second_look_on(blocks, judged):
-    run = record(blocks)
-    assert (replay(run).early.count > 0) is judged
-    assert bool(noise_of(run)) is judged
-
-
-def test_the_same_rounds_have_intervals_of_the_same_width():
-    design = replay(record(blocks=5)).fewer
-    assert design.widths == pytest.approx(design.count)
+@pytest.mark.parametrize(("blocks", "judged"), [(2, False), (3, True)])
+def test_a_record_is_replayed_from_three_blocks_on(blocks, judged):
+    assert bool(noise_of(record(blocks))) is judged
+    assert bool(scatter([record(blocks)])) is judged
 
 
 def test_the_noise_of_a_record_is_the_deviation_of_its_ratios():
@@ -109,33 +126,18 @@ def test_controls_are_of_another_kin_than_what_is_compared_with_its_baseline():
 # The table ----------------------------------------------------------------------------------------
 
 
-def test_the_table_has_blocks_and_widths_for_each_ratio():
-    designs = Replay(Told(blocks=15, count=4), Told(widths=5.0, count=4), Told(blocks=3, count=1))
-    lines = table({"one": designs}).splitlines()
-    rows = [line.split() for line in lines if line.startswith("one")]
-    assert [row[1] for row in rows] == ["4", "4", "1"]
-    assert (rows[0][6], rows[1][2], rows[2][6]) == ("3.8", "1.25", "3.0")
-    nothing = table({"one": Replay()}).splitlines()
-    assert sum(" 0.0 " in line for line in nothing) == 4
-
-
-def test_a_width_is_what_the_bounds_are_apart():
-    assert _width(Ratio(1.0, (0.4, 1.2), 0.1, 5, None)) == pytest.approx(2.0)
-
-
-def test_the_table_adds_up_and_names_what_is_lost():
-    designs = replay(record())
-    designs.early.lost.append("a ÷ b: inconclusive, faster by all")
-    lines = table({"one": designs, "two": designs}).splitlines()
-    whole, one = (
-        next(line for line in lines if line.startswith(name)).split()
-        for name in ("together", "one")
-    )
-    assert int(whole[1]) == 2 * int(one[1]) == 2 * designs.early.count
-    assert sum("lost: a ÷ b" in line for line in lines) == 2
-
-
 def test_replay_is_a_command(tmp_path, capsys):
-    (tmp_path / "results.json").write_bytes(encode(record()))
-    assert command.main(["replay", str(tmp_path)]) == 0
-    assert "together" in capsys.readouterr().out
+    folders = [tmp_path / name for name in ("one", "two")]
+    for seed, folder in enumerate(folders):
+        folder.mkdir()
+        (folder / "results.json").write_bytes(encode(record(seed=seed)))
+    assert command.main(["replay", *map(str, folders)]) == 0
+    shown = capsys.readouterr().out
+    assert len([line for line in shown.splitlines() if line.startswith("small")]) == len(DESIGNS)
+    assert "a block's ratio scatters by, with so many rounds, 3: " in shown
+    assert command.main(["replay", str(folders[0])]) == 0
+    assert "takes two records" in capsys.readouterr().out
+    (tmp_path / "results.json").write_bytes(encode(record(blocks=2)))
+    with pytest.raises(SystemExit):
+        command.main(["replay", str(tmp_path)])
+    assert "no record has comparisons of 3 blocks or more" in capsys.readouterr().err
