@@ -142,9 +142,13 @@ def of_tensorflow(kind: str) -> str:
 
 
 def within(kind: str, layer_class: str) -> str:
-    """The kind of an operator within a layer: normalisation is made of sums and products there."""
+    """The kind of an operator within a layer: normalisation is made of sums and products there.
+
+    All that a recurrent layer computes is its own, as where one kernel does it.
+    """
     for pattern, whole in _OF_LAYERS:
-        if kind in _WITHIN and re.search(pattern, layer_class):
+        all_of_it = whole == RECURRENT and kind != DISPATCH
+        if (all_of_it or kind in _WITHIN) and re.search(pattern, layer_class):
             return whole
     return kind
 

@@ -376,6 +376,8 @@ def test_kinds_of_tensorflow(name, kind):
 def test_sums_within_a_normalisation_are_part_of_it():
     assert kinds.within(kinds.ELEMENTWISE, "LayerNormalization") == kinds.NORMALISATION
     assert kinds.within(kinds.PRODUCTS, "SelfAttention") == kinds.PRODUCTS
+    assert kinds.within(kinds.PRODUCTS, "LSTM") == kinds.RECURRENT
+    assert kinds.within(kinds.DISPATCH, "LSTM") == kinds.DISPATCH
 
 
 # Libraries ---------------------------------------------------------------------------------------

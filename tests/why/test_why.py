@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from bench.why import pairs
+from bench.why import experiments, pairs
 from bench.why.causes import FLUSHED, causes, sentence
 from bench.why.difference import Difference, compare
 from bench.why.experiments import LIMITED
@@ -113,3 +113,19 @@ def test_layers_have_the_work_of_both_passes(impl, models):
     assert {("first", "forward"), ("first", "backward"), ("head", "forward")} <= seen
     flops = sum(one.flops for one in side.products if one.layer == "head")
     assert flops == pytest.approx(3 * 2 * 1024 * 64 * 4)
+
+
+def test_convolutions_are_computed_by_themselves_at_the_shapes_of_the_step(impl, models):
+    convolving = program(impl, "images", models.larger_convolutions())
+    (side,) = alternately([convolving], rounds=2)
+    (shape,) = {one.shape for one in side.products if one.kind == kinds.CONVOLUTIONS}
+    assert shape[:-1] == (8, 64, 64, 16, 3, 3, 16, 32, 1, 1, 1, 1)
+    assert convolving.compute(kinds.CONVOLUTIONS, shape, "float32", train=True, seconds=0.0) > 0
+
+
+def test_attention_is_computed_by_itself_once_a_layer(impl, models):
+    attending = program(impl, "attention", models.unfused_attention())
+    (side,) = alternately([attending], rounds=2)
+    ((calls, _, what),) = experiments._shapes(side, kinds.ATTENTION)
+    assert (round(calls), what.shape, what.train) == (1, (1, 1024, 64), True)
+    assert attending.compute(kinds.ATTENTION, what.shape, "float32", train=True, seconds=0.0) > 0
