@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from bench.harness.plan import FRAMEWORKS, Case, Technique, Workload
+from bench.harness.plan import FRAMEWORKS, Case, Technique, Variant, Workload
 from bench.harness.processes import ROOT
 from bench.harness.worker import on_cpu
 from shared.specs import kept_activations, lasting_values, parameter_count
@@ -98,7 +98,14 @@ def of_its_size(technique: Technique, gpu_class: GpuClass | None) -> Technique:
     if gpu_class is None:
         return technique
     workloads = dict.fromkeys(_larger(workload, gpu_class) for workload in technique.workloads)
-    return replace(technique, workloads=tuple(workloads))
+    variants = tuple(map(_of_larger, technique.variants))
+    return replace(technique, workloads=tuple(workloads), variants=variants)
+
+
+def _of_larger(variant: Variant) -> Variant:
+    """A row with the larger ones of its tasks."""
+    tasks = tuple(LARGER.get(task, task) for task in variant.measured.tasks)
+    return replace(variant, measured=replace(variant.measured, tasks=tasks))
 
 
 def _larger(workload: Workload, gpu_class: GpuClass) -> Workload:

@@ -5,18 +5,31 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bench.harness.helpers import plain
-from bench.harness.plan import TRAIN_STEP, Prepared, Technique, UserModel, Variant, Work, Workload
+from bench.harness.plan import (
+    TRAIN_STEP,
+    Measure,
+    Prepared,
+    Technique,
+    UserModel,
+    Variant,
+    Work,
+    Workload,
+    row,
+)
 
 # Of a transformer block, the second run repeats qkv, attention, projection and up, but not the last
 # product, whose result no gradient needs. TensorFlow's attention counts as two products, and
 # PyTorch's profiler counts the last one, which is entered and left.
 LEAST_PRODUCTS_A_BLOCK = 4
+# Of attention: two products forward and four backward, which fused are one operator each.
+MORE_PRODUCTS_UNFUSED = 4
 
 UNSUPPORTED = {
     "tf": {
         "apply_checkpointing(save_products)": "tf.recompute_grad recomputes all of a block: it "
         "can't keep the products of its inside",
         "apply_checkpointing(offload)": "TensorFlow keeps what a block needs on the device alone",
+        "make_attention_step": "TensorFlow has one attention: two products, whose scores are kept",
     }
 }
 
@@ -30,6 +43,13 @@ TECHNIQUE = Technique(
         Variant("baseline", role="baseline", title="all activations kept", program="plain"),
         # `every`: each block is recomputed, each second one, or (0) none.
         Variant("checkpointed", {"every": 1}, title="each block recomputed"),
+        row(
+            "scores_kept",
+            "no block recomputed, scores of attention kept",
+            frameworks=("pt",),
+            measured=Measure(tasks=("text-gpt-10m", "text-bert-10m")),
+            attention="math",
+        ),
         Variant("every_other_block", {"every": 2}, effort="ordinary", title="every other block"),
         Variant("neutral", {"every": 0}, effort="full", title="no block recomputed"),
     ),
@@ -51,6 +71,8 @@ TECHNIQUE = Technique(
     notes=(
         "Memory is measured with the allocator as installed: glibc holds on to part of what "
         "recomputation frees.",
+        "scores_kept is the baseline without PyTorch's fused attention, which recomputes scores: "
+        "what it takes more is what the fused kernel saves.",
         "neutral is the price where there is nothing to do: it runs the plain step's operators.",
         "text-gpt-dropout is trained with dropout: PyTorch's fused attention on a CPU knows none, "
         "so that the scores of each layer are kept, as they always are in TensorFlow. "
@@ -65,6 +87,10 @@ def prepare(impl, work: Work) -> Prepared:
     model = impl.kit.models.build(work.task.model, work.weights)
     if not work.settings:
         return plain(impl, work, model)
+    if kernel := work.settings.get("attention"):
+        plainly = plain(impl, work, model)
+        make = impl.train_step.activation_checkpointing.make_attention_step
+        return replace(plainly, step=make(plainly.step, kernel=kernel))
     blocks = ", ".join(_recomputed(impl, work))
     trained = impl.train_step.activation_checkpointing.apply_checkpointing(model, blocks=blocks)
     predict = impl.kit.training.make_predict(model)
@@ -91,6 +117,8 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     repeated = counts[0] - counts[1]  # matrix products and convolutions
     least = 1 if work.task.model.from_file else LEAST_PRODUCTS_A_BLOCK
     expected = least * len(_recomputed(impl, work))
+    if "attention" in work.settings:
+        expected = MORE_PRODUCTS_UNFUSED * work.task.model.layers
     applied = repeated >= expected if expected else repeated == 0
     return (
         {"operator_dtypes": dtypes, "repeated_products": repeated},

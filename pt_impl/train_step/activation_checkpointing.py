@@ -14,7 +14,8 @@ Where the frameworks differ and why: a block is a submodule here; a functional K
 so there it may be a group of layers. `torch.utils.checkpoint` puts random generators back for the
 second run; TensorFlow has none, so the twin gives the second run the seeds of the first. PyTorch
 can keep the outputs of some operators (`save_products`) and move what is kept to the host
-(`offload`); `tf.recompute_grad` repeats all of a block.
+(`offload`); `tf.recompute_grad` repeats all of a block. PyTorch's fused attention recomputes its
+scores, and `make_attention_step` chooses the kernel; TensorFlow has one, which keeps them.
 
 When it helps and when it hurts: it helps where activations outweigh parameters, gradients and the
 optimizer's state: deep models, long sequences, large batches. It costs up to a third of a step's
@@ -33,6 +34,7 @@ from functools import partial
 
 import torch
 from torch import nn
+from torch.nn.attention import sdpa_kernel
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from pt_impl.kit.checks import activation_checkpointing as checks
@@ -76,6 +78,25 @@ def apply_checkpointing(
         replay = Replay(name, block)
         block.forward = partial(_recomputed, block.forward, replay, save_products, offload)
     return model
+
+
+def make_attention_step(step: Callable, *, kernel: str) -> Callable:
+    """Make step(x, y) -> loss with one kernel for `F.scaled_dot_product_attention`.
+
+    kernel: "math" (two products, which keep the scores of all pairs: n x heads x t x t values a
+    block), or one that recomputes them in the backward pass (Dao et al., 2022, "FlashAttention"):
+    "flash", "efficient" or "cudnn". Without it PyTorch takes the fastest that it has.
+
+    Raises ValueError for another name; the first step raises torch's RuntimeError where the device,
+    the dtype or the mask has no such kernel.
+    """
+    backend = checks.check_kernel(kernel)
+
+    def attending(x, y):
+        with sdpa_kernel(backend):
+            return step(x, y)
+
+    return attending
 
 
 def _recomputed(

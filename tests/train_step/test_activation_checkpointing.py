@@ -46,6 +46,28 @@ def prepare(kit, technique):
 # It changes no number ----------------------------------------------------------------------------
 
 
+@PT
+def test_another_kernel_of_attention_changes_no_number_and_keeps_its_scores(kit, technique, models):
+    def attending(kernel):
+        made = steps.prepare(kit, GPT)
+        made.step = technique.make_attention_step(made.step, kernel=kernel)
+        return made
+
+    stream = steps.batches(kit, GPT, 3)
+    plain, flash, math = steps.prepare(kit, GPT), attending("flash"), attending("math")
+    losses = steps.losses_of(kit, plain, stream)
+    assert apart(steps.losses_of(kit, math, stream), losses) < EXACT
+    assert steps.losses_of(kit, flash, stream) == losses  # it is what the CPU has by itself
+    counted = [
+        sum(kit.runtime.operator_dtypes(each.step, *stream[0])["matmul"].values())
+        for each in (math, plain)
+    ]
+    more = bench_activation_checkpointing.MORE_PRODUCTS_UNFUSED
+    assert counted[0] == counted[1] + more * GPT.layers
+    with pytest.raises(ValueError, match="kernel: 'fast' is none of math, flash, efficient, cudnn"):
+        technique.make_attention_step(plain.step, kernel="fast")
+
+
 @pytest.mark.parametrize(
     ("spec", "blocks", "bar"),
     [(RESNET, "stage*.block*", 1e-5), (GPT, "block*", 1e-4)],

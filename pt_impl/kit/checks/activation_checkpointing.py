@@ -6,8 +6,23 @@ from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.utils._pytree import tree_leaves  # torch has no public one
+
+KERNELS = {
+    "math": SDPBackend.MATH,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+
+
+def check_kernel(kernel: str) -> SDPBackend:
+    """Return PyTorch's name of a kernel of attention; ValueError for one that there is not."""
+    if kernel not in KERNELS:
+        raise ValueError(f"kernel: {kernel!r} is none of {', '.join(KERNELS)}")
+    return KERNELS[kernel]
 
 
 def check_activation_checkpointing(
