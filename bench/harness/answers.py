@@ -165,6 +165,7 @@ OF_OPERATION: dict[str, type] = {
     "finish": Finished,
     "evidence": Proof,
     "first_compile": Compiled,
+    "cold_build": Built,
     "memory": ColdStart,
     "probe": Probed,
     "turn": Probed,

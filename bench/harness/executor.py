@@ -193,6 +193,7 @@ class Executor:
                 threads=self.threads,
                 seed=SEED,
                 done=self._noting("cold", "first calls and memory", len(cases), keep),
+                needs=self.plan.durations.memory,
             )
         if compiled := self.processes.first_compile_s:
             before = self.state.environment.first_compile_s or {}

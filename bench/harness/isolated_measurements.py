@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -15,9 +15,9 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from bench.harness import memory
+from bench.harness import machine, memory
 from bench.harness.answers import ColdStart, Described, Probed, Proof, TrainedSeed
-from bench.harness.matches import configure, files_of, parent_key
+from bench.harness.matches import RESERVE, configure, files_of, parent_key
 from bench.harness.plan import FRAMEWORKS, Case
 from bench.harness.processes import (
     Failed,
@@ -27,6 +27,7 @@ from bench.harness.processes import (
     Unsupported,
     Worker,
 )
+from bench.harness.turns import Turns
 from bench.record import Artifact, Metric, Number
 
 PEAK_DTYPES = ("float32", "bfloat16", "int8")
@@ -144,8 +145,11 @@ def cold_starts(
     threads: int,
     seed: int,
     done: Callable[[Case, Measurement], None],
+    needs: Callable[[Case], float] = lambda case: 0,
 ) -> None:
     """First call, memory by phase and the artifact's size of each case, as often as it is there.
+
+    In lanes, as far as the memory that cases need is free: what is timed has nobody beside it.
 
     `imports`: by case what its match has seen that its own code imports. Where it played none, a
     rehearsal shows whether there are any; and where predictions are those of a file that is not
@@ -153,13 +157,19 @@ def cold_starts(
     evidence where no match asks for it.
     """
     failed: set[str] = set()
-    seen = dict(imports)
-    starting = partial(begin, processes, what="cold start", threads=threads, seed=seed)
+    seen, turns = dict(imports), Turns()
+    failures = _start_parents(processes, cases, threads)
+
+    def starting(case: Case) -> Worker:
+        if failure := failures.get(case.id):
+            raise failure
+        with turns.beside():
+            return begin(processes, case, what="cold start", threads=threads, seed=seed)
 
     def measure(case: Case, worker: Worker) -> Measurement:
         work = {"case": case.message(), "data": data[case.workload.task], "weights_seed": seed}
         work["files"] = files_of(processes, case, seed)
-        start = partial(_cold_start, processes, case, work, threads)
+        start = partial(_cold_start, processes, turns, case, work, threads)
         answer, tried = start(worker, seen.get(case.id) or [])
         rehearsed = answer.wrote or tried
         if seen.get(case.id) is None:
@@ -172,21 +182,47 @@ def cold_starts(
             if rehearsed:
                 answer, _ = start(worker, seen[case.id])
             if not case.timed:
-                proof = _evidence(processes, case, work, worker)
+                with turns.beside():
+                    proof = _evidence(processes, case, work, worker)
                 answer = structs.replace(answer, **structs.asdict(proof))
         finally:
             worker.stop(kill=True)
         return Measurement(answer, imports=seen[case.id])
 
-    for case, worker in _started(processes, cases, starting, threads, failed):
-        measurement = _measured("cold start", case, worker, measure)
+    def measured(case: Case) -> Measurement | None:
+        if case.id in failed:
+            return None
+        measurement = _measured("cold start", case, starting, measure)
         if measurement.status != "OK":
             failed.add(case.id)
-        done(case, measurement)
+        return measurement
+
+    # The pool outlives its workers, which would end with the thread that started them.
+    pool = ThreadPoolExecutor(_lanes(cases, threads, needs))
+    try:
+        for case, found in [(case, pool.submit(measured, case)) for case in cases]:
+            if measurement := found.result():
+                done(case, measurement)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        processes.stop_parents()
+
+
+def _lanes(cases: list[Case], threads: int, needs: Callable[[Case], float]) -> int:
+    """How many cases are measured beside each other: one, where there is no memory for more."""
+    lanes = min(threads, SIDE_BY_SIDE)
+    largest = sorted(map(needs, cases))[-lanes:]
+    return lanes if sum(largest) + RESERVE <= machine.free_memory() else 1
 
 
 def _cold_start(
-    processes: Processes, case: Case, work: dict, threads: int, worker: Worker, imports: list[str]
+    processes: Processes,
+    turns: Turns,
+    case: Case,
+    work: dict,
+    threads: int,
+    worker: Worker,
+    imports: list[str],
 ) -> tuple[ColdStart, bool]:
     """First call, memory by phase and the artifact's size, after the `imports` of its code.
 
@@ -198,13 +234,17 @@ def _cold_start(
         compiled.exists() and any(compiled.iterdir())
     )
     if knows:
-        known = first_compile(processes, _key(case, threads))
+        with turns.undisturbed():
+            known = first_compile(processes, _key(case, threads))
         shutil.copytree(known, cache, dirs_exist_ok=True)
     given = {"imports": imports, "cache": str(cache), "forked": _is_forked(processes, case)}
-    answer = worker.ask(processes.limits.request, "memory", **work, **given)
-    tried = not knows and any(cache.iterdir())
-    if tried:
-        first_compile(processes, _key(case, threads))
+    with turns.beside():
+        worker.ask(processes.limits.request, "cold_build", **work, **given)
+    with turns.undisturbed():
+        answer = worker.ask(processes.limits.request, "memory")
+        tried = not knows and any(cache.iterdir())
+        if tried:
+            first_compile(processes, _key(case, threads))
     return answer, tried
 
 
@@ -239,7 +279,7 @@ def probes(
         return Measurement(_probe(processes, case, worker, data, seed, **given))
 
     for case, worker in _started(processes, cases, starting, threads):
-        done(case, _measured("probe", case, worker, measure))
+        done(case, _measured("probe", case, lambda case, worker=worker: worker.result(), measure))
 
 
 def probes_in_turns(
@@ -331,20 +371,16 @@ def _started(
     cases: list[Case],
     starting: Callable[[Case], Worker],
     threads: int,
-    failed: Collection[str] = (),
 ) -> Iterator[tuple[Case, Future]]:
     """Each case with its worker, one after the other: nothing starts while one is measured.
-
-    What has `failed` by then is left out.
 
     A few import their framework side by side, which takes most of the time where they are executed
     and is not measured, and then wait for their turn.
     """
-    forked = [_key(case, threads) for case in cases if _is_forked(processes, case)]
-    failures = processes.start_parents(forked)
+    failures = _start_parents(processes, cases, threads)
 
     def start(case: Case) -> Worker:
-        if _is_forked(processes, case) and (failure := failures.get(_key(case, threads))):
+        if failure := failures.get(case.id):
             raise failure
         return starting(case)
 
@@ -355,23 +391,31 @@ def _started(
         for first in range(0, len(cases), side_by_side):
             some = [(c, pool.submit(start, c)) for c in cases[first : first + side_by_side]]
             wait([worker for _, worker in some])
-            for case, worker in some:
-                if case.id not in failed:
-                    yield case, worker
-                elif not worker.exception():
-                    worker.result().stop(kill=True)
+            yield from some
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         processes.stop_parents()
 
 
+def _start_parents(
+    processes: Processes, cases: list[Case], threads: int
+) -> dict[str, ParentFailed]:
+    """Start the parents of those whose workers are forked; by case why its parent failed."""
+    keys = {case.id: _key(case, threads) for case in cases if _is_forked(processes, case)}
+    failures = processes.start_parents(keys.values())
+    return {name: failures[key] for name, key in keys.items() if key in failures}
+
+
 def _measured(
-    what: str, case: Case, starting: Future, measure: Callable[[Case, Worker], Measurement]
+    what: str,
+    case: Case,
+    starting: Callable[[Case], Worker],
+    measure: Callable[[Case, Worker], Measurement],
 ) -> Measurement:
-    """Measure in a worker that has started, and end it; note why where it did not or fails."""
+    """Measure in a worker that is started, and end it; note why where that fails."""
     measurement = Measurement()
     with noted(what, measurement):
-        worker = starting.result()
+        worker = starting(case)
         try:
             found = measure(case, worker)
             measurement.answer, measurement.imports = found.answer, found.imports

@@ -12,7 +12,7 @@ import weakref
 from itertools import cycle, islice
 
 from bench.harness import memory
-from bench.harness.answers import ColdStart, Compiled
+from bench.harness.answers import Built, ColdStart, Compiled
 from bench.harness.plan import CaseMessage, Prepared
 from bench.harness.sizes import artifact_bytes
 
@@ -29,7 +29,7 @@ class MemoryOperations:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
         return Compiled(seconds=self.kit.runtime.first_compile())
 
-    def _op_memory(
+    def _op_cold_build(
         self,
         case: CaseMessage,
         data: str,
@@ -39,28 +39,36 @@ class MemoryOperations:
         cache: str,
         forked: bool,
         files: str | None = None,
-    ) -> ColdStart:
-        """Resident peaks by phase and the first call, in a process that has done nothing else.
+    ) -> Built:
+        """Prepare a case in a process that has done nothing else, for `memory`.
 
         What the case's own code imports is imported first: `imports` are the modules that it was
-        seen to import, wherever it does so. `modules` are those that it imported nevertheless.
-        torch.compile's cache on disk outlives processes: `cache` is one without the case's program.
-        Where the worker is `forked`, it begins with all pages that its parent has. `wrote`: whether
-        the file of `files` was not there, so that what is left of writing it is in the figures.
+        seen to import, wherever it does so. torch.compile's cache on disk outlives processes:
+        `cache` is one without the case's program. Where the worker is `forked`, it begins with all
+        pages that its parent has.
         """
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
         if forked and not memory.adopt_pages(os.getppid()):
             raise RuntimeError("the pages of its parent can't be mapped")
-        kit = self.kit
         self._import(case)
         for name in imports:
             with contextlib.suppress(Exception):  # some are made, not imported
                 importlib.import_module(name)
         self.imported = set(sys.modules)
-        phases = {"import_bytes": memory.resident()}
-        resets = memory.reset_peak()
-        wrote = self._op_build(case, data, weights_seed, files).wrote
-        phases["build_bytes"] = memory.peak()
+        self.phases = {"import_bytes": memory.resident()}
+        self.resets = memory.reset_peak()
+        built = self._op_build(case, data, weights_seed, files)
+        self.phases["build_bytes"] = memory.peak()
+        self.wrote = built.wrote
+        return built
+
+    def _op_memory(self) -> ColdStart:
+        """The first call, and resident peaks by phase, of what was built for that.
+
+        `modules` are those that the case imported though they were not named. `wrote`: whether the
+        file of its predictions was not there, so that what is left of writing it is in the figures.
+        """
+        kit, phases = self.kit, self.phases
         model = weakref.ref(self.prepared.model)
         if self.work.mode == "predict":
             self._forget_training()
@@ -78,7 +86,7 @@ class MemoryOperations:
             if time.perf_counter() - start > STEADY_S:
                 break
         phases["steady_peak_bytes"] = memory.peak()
-        if not resets:
+        if not self.resets:
             phases = dict.fromkeys(phases)
         parts = kit.runtime.state_bytes(model(), self.prepared.optimizer) if model() else {}
         return ColdStart(
@@ -88,7 +96,7 @@ class MemoryOperations:
             device_peak=kit.runtime.device_peak(),
             artifact=artifact_bytes(self.prepared.artifact),
             modules=self._modules(),
-            wrote=wrote,
+            wrote=self.wrote,
         )
 
     def _forget_training(self) -> None:

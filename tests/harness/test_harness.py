@@ -1227,39 +1227,44 @@ def test_a_cold_start_reads_a_file_and_holds_nothing_of_writing_it(started, digi
 
 @pytest.fixture(scope="module")
 def untimed(measure, fakes_in_module):
-    """A run in which all is measured apart; `seen`: what was starting around each cold start."""
-    starting, seen, lock = [], [], threading.Lock()
-    begin, cold_start = isolated_measurements.begin, isolated_measurements._cold_start
+    """A run in which all is measured apart; `beside`: what others did during each request."""
+    at_work, beside, lock = [], [], threading.Lock()
 
-    def beginning(processes, case, **given):
-        with lock:
-            starting.append(case)
-        try:
-            return begin(processes, case, **given)
-        finally:
+    def noting(name, does):
+        def noted(*arguments, **given):
+            what = [name(*arguments), set()]
             with lock:
-                starting.remove(case)
+                for other in at_work:
+                    other[1].add(what[0])
+                    what[1].add(other[0])
+                at_work.append(what)
+            try:
+                return does(*arguments, **given)
+            finally:
+                with lock:
+                    at_work.remove(what)
+                    beside.append(what)
 
-    def measuring(*arguments, **given):
-        before = list(starting)
-        found = cold_start(*arguments, **given)
-        seen.append((before, list(starting)))
-        return found
+        return noted
 
+    begin, ask = isolated_measurements.begin, isolated_measurements.Worker.ask
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(isolated_measurements, "begin", beginning)
-        patch.setattr(isolated_measurements, "_cold_start", measuring)
+        patch.setattr(isolated_measurements, "begin", noting(lambda *_: "begin", begin))
+        patch.setattr(
+            isolated_measurements.Worker, "ask", noting(lambda worker, limit, op: op, ask)
+        )
         found = measure(
             *("good", "same", "not_applied"), technique=faulty.UNTIMED, amount=Effort(2, 3, 1)
         )
-    found.seen = seen
+    found.beside = beside
     return found
 
 
 def test_nothing_starts_while_something_is_measured_apart(untimed):
     assert {untimed.cases["pt", name].status for name in ("good", "same")} == {"OK"}
     starts = len(untimed.cases) + 2  # three of the baseline
-    assert untimed.seen == [([], [])] * starts  # nothing is late: no rehearsals
+    calls = [others for op, others in untimed.beside if op == "memory"]
+    assert calls == [set()] * starts  # nothing is late: no rehearsals
 
 
 def test_a_probe_runs_apart_and_its_failure_is_its_case_s_alone(predicted):
