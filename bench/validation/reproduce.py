@@ -242,8 +242,7 @@ class Group(Struct, frozen=True):
     """Ratios of a kind in all pairs of runs of one class.
 
     `within`: the median, over ratios, of the deviation of a logarithm that the noise within a run
-    lets expect; `between`: of what it has from run to run. `coverage`: the share of runs that agree
-    with the others, where the ratio is compared run by run.
+    lets expect; `between`: of what it has from run to run.
     """
 
     name: str

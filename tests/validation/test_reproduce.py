@@ -141,6 +141,7 @@ def test_the_command_prints_and_checks_and_refuses_what_is_no_run(tmp_path, monk
         ([*paths, "nowhere"], "nowhere: no run, and no revision"),
         ([*paths, paths[0]], "a run is given twice"),
         (paths[:1], "no two of the runs are of one class"),
+        ([*paths, "--changed", "steps:run1"], "--changed steps:run1: give KIND:RUN:COMMIT"),
     ):
         capsys.readouterr()
         with pytest.raises(SystemExit, match="2"):
