@@ -73,35 +73,35 @@ def _learned(base: LossCheck) -> bool:
 
 def of_predictions(case: Case, tasks: dict[str, TaskFacts]) -> Fidelity | None:
     """The predictions of a case judged by their loss and by what they have right."""
-    found = case.fidelity
-    if found is None:
+    fidelity = case.fidelity
+    if fidelity is None:
         return None
     margin = (tasks.get(case.task) or TaskFacts()).margin
-    points = newcombe(found)
-    if found.loss_more is None or found.loss_sd is None:  # not all its outputs are finite
-        return found.but(points=points[0], verdict=LOST)
-    loss = [_mean(found, level) for level in (0.95, 0.90)]
+    points = newcombe(fidelity)
+    if fidelity.loss_more is None or fidelity.loss_sd is None:  # not all its outputs are finite
+        return fidelity.but(points=points[0], verdict=LOST)
+    loss = [_mean(fidelity, level) for level in (0.95, 0.90)]
     right = _told(*points, 1.0 if margin is None else margin, more_is_better=True)
     verdicts = {right, _told(*loss, LOSS_MARGIN, more_is_better=False)}
     verdict = LOST if LOST in verdicts else UNTOLD if UNTOLD in verdicts else KEPT
-    return found.but(loss=loss[0], points=points[0], verdict=verdict)
+    return fidelity.but(loss=loss[0], points=points[0], verdict=verdict)
 
 
-def _mean(found: Fidelity, level: float) -> AccuracyDifference:
+def _mean(fidelity: Fidelity, level: float) -> AccuracyDifference:
     """The mean difference of the samples' losses with its t-interval."""
-    half = quantile(level, max(found.samples - 1, 1)) * found.loss_sd / sqrt(found.samples)
-    mean = found.loss_more
+    half = quantile(level, max(fidelity.samples - 1, 1)) * fidelity.loss_sd / sqrt(fidelity.samples)
+    mean = fidelity.loss_more
     return AccuracyDifference(mean=mean, ci=(mean - half, mean + half))
 
 
-def newcombe(found: Fidelity) -> tuple[AccuracyDifference, AccuracyDifference]:
+def newcombe(fidelity: Fidelity) -> tuple[AccuracyDifference, AccuracyDifference]:
     """What predictions have right more than the float model's, in points; at 95% and at 90%.
 
     The interval is Newcombe's for paired shares (1998, method 10): Wilson's of both shares, put
     together by their correlation. It has a width where nothing was lost or gained, too.
     """
-    n, lost, gained = found.samples, found.lost, found.gained
-    both = found.right - lost
+    n, lost, gained = fidelity.samples, fidelity.lost, fidelity.gained
+    both = fidelity.right - lost
     neither = n - both - lost - gained
     sums = (both + lost) * (gained + neither) * (both + gained) * (lost + neither)
     together = both * neither - lost * gained

@@ -73,10 +73,10 @@ def _with_baselines(plan: Plan, state: RunState, rows: list[Case]) -> list[Case]
         elif base:
             chosen += [base, case]
     programs = dict.fromkeys(plan.shown[case.id] for case in chosen)
-    found = {name: state.cases[name] for name in programs}
+    states = {name: state.cases[name] for name in programs}
     return [
         plan.by_id[name]
-        for name, of_case in found.items()
+        for name, of_case in states.items()
         if of_case.status == "OK" and not (of_case.loss_check or of_case.fidelity)
     ]
 

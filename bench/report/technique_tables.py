@@ -330,11 +330,11 @@ def kept_predictions(rows: Rows) -> Table | None:
         return number(100 * found.flipped / found.samples) if found else MISSING
 
     def right(case: Case) -> str:
-        found = case.fidelity
-        if found is None:
+        if case.fidelity is None:
             return MISSING
-        low, high = (f"{bound:+.2f}" for bound in found.points.ci)
-        return _under(f"{found.points.mean:+.2f} ({low} to {high})", found.verdict)
+        points = case.fidelity.points
+        low, high = (f"{bound:+.2f}" for bound in points.ci)
+        return _under(f"{points.mean:+.2f} ({low} to {high})", case.fidelity.verdict)
 
     def loss(case: Case) -> str:
         found = case.fidelity and case.fidelity.loss
