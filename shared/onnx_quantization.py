@@ -36,7 +36,13 @@ class _Reader(CalibrationDataReader):
         return next(self._batches, None)
 
 
-def quantize(source: Path, path: Path, batches: Iterable[tuple[np.ndarray, ...]]) -> None:
+def quantize(
+    source: Path,
+    path: Path,
+    batches: Iterable[tuple[np.ndarray, ...]],
+    *,
+    keep_float: tuple = (),
+) -> None:
     """Write the float32 model of `source` to `path` with static int8 operators (QDQ).
 
     Weights are int8 with a scale for each channel, activations uint8 with one for each tensor;
@@ -44,7 +50,8 @@ def quantize(source: Path, path: Path, batches: Iterable[tuple[np.ndarray, ...]]
     model's order. On an x86 CPU without VNNI weights get 7 bits, as upstream asks: its kernels
     overflow with 8, and so they do with a file that was made on another CPU. The scores of
     attention stay float32 once they are masked, and so do the sums that layer normalisation reads
-    and what scales an input column by column. The file's metadata is kept.
+    and what scales an input column by column; and layers whose numbers, of `layers`, are in
+    `keep_float`. The file's metadata is kept.
     Raises NotImplementedError, and writes nothing, where no weight is quantized or the tool fails.
     Source: `onnxruntime.quantization.quantize_static`.
     """
@@ -60,11 +67,12 @@ def quantize(source: Path, path: Path, batches: Iterable[tuple[np.ndarray, ...]]
         try:
             quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
             graph = onnx.load(prepared).graph
+            kept = [node.name for place, node in enumerate(_layers(graph)) if place in keep_float]
             quantize_static(
                 str(prepared),
                 str(quantized),
                 _Reader(feeds),
-                nodes_to_exclude=_masked(graph) + _normalised(graph) + _scaling(graph),
+                nodes_to_exclude=_masked(graph) + _normalised(graph) + _scaling(graph) + kept,
                 per_channel=True,
                 activation_type=QuantType.QUInt8,
                 weight_type=QuantType.QInt8,
@@ -81,6 +89,19 @@ def quantize(source: Path, path: Path, batches: Iterable[tuple[np.ndarray, ...]]
         about = {entry.key: entry.value for entry in given.metadata_props}
         onnx.helper.set_model_props(model, about)
         onnx.save(model, path)
+
+
+def layers(source: Path) -> list[str]:
+    """Names of the layers of a float32 file: convolutions and products with a weight, in order."""
+    graph = onnx.load(source, load_external_data=False).graph
+    return [node.name for node in _layers(graph)]
+
+
+def _layers(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    constants = {tensor.name for tensor in graph.initializer}
+    constants |= {node.output[0] for node in graph.node if node.op_type == "Constant"}
+    kinds = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+    return [n for n in graph.node if n.op_type in kinds and n.input[1] in constants]
 
 
 def _overflows() -> bool:

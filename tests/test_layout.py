@@ -52,7 +52,7 @@ KIT_LACKS = {
 }
 # What they show is several techniques, which they import.
 STACKS = {"combinations", "stacking", "bottleneck", "accumulated_statistics"}
-STACKS |= {"loss_scaling", "reduced_precision"}
+STACKS |= {"loss_scaling", "reduced_precision", "accuracy_aware_quantization"}
 FRAMEWORKS = {"torch", "torchvision", "torchao", "tensorflow", "keras", "tf_keras"}
 FORBIDDEN = {
     "shared": FRAMEWORKS | {"pt_impl", "tf_impl", "bench"},

@@ -24,6 +24,7 @@ DIGITS, TEXT = Measure(tasks=("digits-to-photos",)), Measure(tasks=("text-gpt",)
 TECHNIQUE = Technique(
     family="adaptation",
     name="fine_tuning",
+    effort="ordinary",
     title="Fine-tuning: all layers, the head over a frozen backbone, LoRA",
     variants=(
         Variant("all", role="baseline", title="all layers"),
@@ -32,8 +33,8 @@ TECHNIQUE = Technique(
         other_math("lora", "LoRA, rank 8", measured=TEXT, train="lora", **LORA),
     ),
     workloads=(
-        Workload("digits-to-photos", "compute", effort="ordinary", accuracy=True, training=2.0),
-        Workload("text-gpt", "compute", effort="ordinary", accuracy=True),
+        Workload("digits-to-photos", "compute", accuracy=True, training=2.0),
+        Workload("text-gpt", "compute", accuracy=True),
     ),
     differs_by_design=(
         "BatchNorm with frozen weights goes on moving its statistics in PyTorch until eval(); in "

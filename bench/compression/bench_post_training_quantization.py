@@ -33,8 +33,9 @@ from shared.user_model import leaves
 # task's, one point.
 CALIBRATION = 256  # samples: the first of the training split
 APART = 0.05  # relative: losses of int8 twins, whose scales differ by design
-KERNELS = re.compile("conv|gemm|matmul|qlinear_|fully_connected", re.IGNORECASE)
+KERNELS = re.compile("conv|gemm|matmul|qlinear_|::linear|fully_connected", re.IGNORECASE)
 ONNX = "onnxruntime"  # in the settings of a row
+UNSUPPORTED = {"tf": {"apply_fx_int8": "it is the way of PyTorch that torchao's has replaced"}}
 
 
 def _row(name: str, title: str, apply: str, runtime: str = "own", **fields) -> Variant:
@@ -60,7 +61,6 @@ TECHNIQUE = Technique(
             "float32 in ONNX Runtime",
             "keep_onnxruntime_float32",
             ONNX,
-            effort="ordinary",
             measured=Measure(accuracy=False),
         ),
         # The same weights as fp32: neither its accuracy nor its memory is of interest here.
@@ -76,6 +76,13 @@ TECHNIQUE = Technique(
             "int8, ranges found as it runs",
             "apply_dynamic_int8",
             effort="ordinary",
+        ),
+        _row(
+            "fx_int8",
+            "int8 by the deprecated route, eager",
+            "apply_fx_int8",
+            effort="ordinary",
+            frameworks=("pt",),
         ),
     ),
     workloads=(
@@ -98,12 +105,15 @@ TECHNIQUE = Technique(
     ),
     notes=(
         "fp32 is the model in float32 in the runtime in which static_int8 runs: the ratio to it is "
-        "what quantization buys. onnxruntime_int8 has its own in onnxruntime_fp32: the ratio of "
-        "both ratios. fp32_in_framework is what the framework predicts with by itself: eager in "
+        "what quantization buys. onnxruntime_int8 has its own in onnxruntime_fp32: what integers "
+        "buy there is the ratio of these two; over fp32 the change of runtime counts, too. "
+        "fp32_in_framework is what the framework predicts with by itself: eager in "
         "PyTorch, a tf.function in TensorFlow.",
         f"Ranges of activations come from {CALIBRATION} images of the training split. Accuracy is "
         "of the files of models that were trained in float32 with each seed; that of the teacher "
         f"({teacher.TASK.name}, trained once) is of one file in each row.",
+        "fx_int8 is torch.ao.quantization, which PyTorch has deprecated and static_int8 replaces: "
+        "modules in memory, in eager mode, without a file.",
         "Size is that of the file that would be deployed.",
     ),
     counts=True,
@@ -118,6 +128,8 @@ def prepare(impl, work: Work) -> Prepared:
             row.model.eval()  # once, as for serving; Keras says it in each call
         return row
     need_cpu(impl)
+    if work.settings["apply"] in UNSUPPORTED["tf"]:
+        return _in_memory(impl, work, row)
     read = _files(impl).load_int8
     if work.settings["runtime"] == ONNX:
         read = impl.compression.post_training_quantization.load_onnxruntime
@@ -127,6 +139,22 @@ def prepare(impl, work: Work) -> Prepared:
         read=read,
         train=train_plain(impl, row.model),
     )
+
+
+def _in_memory(impl, work: Work, row: Prepared) -> Prepared:
+    """A row without a file: its model is quantized where it is, once it is trained."""
+    calibration, _ = impl.kit.data.to_device(*examples(work, CALIBRATION))
+
+    def quantized():
+        technique = impl.compression.post_training_quantization
+        model = getattr(technique, work.settings["apply"])(row.model, calibration)
+        return impl.kit.training.make_predict(model)
+
+    def train(stages):
+        train_plain(impl, row.model)(stages)
+        return quantized()
+
+    return replace(row, predict=quantized(), train=train)
 
 
 def _write(impl, work: Work, model, path: Path) -> None:
@@ -168,12 +196,14 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     else:
         integers = importlib.import_module(f"{impl.__name__}.kit.integers")
         ran = integers.integer_operators(prepared.predict, path, x)
-    evidence = {"int8_operators": ran, "threads": prepared.predict.threads}
+    evidence = {"int8_operators": ran}
+    if prepared.artifact:
+        evidence["threads"] = prepared.predict.threads
     if impl.__name__ == "tf_impl" and work.settings["runtime"] != ONNX:
         evidence["xnnpack_runs_all"] = operators.litert_delegated(path)
         if not evidence["xnnpack_runs_all"]:
             return evidence, "LiteRT's own kernels run some of it, not XNNPACK's"
-    if work.task is teacher.TASK:
+    if work.task is teacher.TASK and prepared.artifact:
         evidence["measured"] = _of_teacher(impl, work, prepared.read)
     layers = sum(number for name, number in ran.items() if KERNELS.search(name))
     kernels = sum(name.endswith(".kernel") for name in work.weights)

@@ -28,6 +28,7 @@ Copy with it: `pt_impl/kit/checks/post_training_quantization.py`, `pt_impl/kit/t
 `shared/onnx_quantization.py`.
 """
 
+import copy
 import platform
 import tempfile
 import warnings
@@ -46,7 +47,9 @@ OPSET = 18  # of ONNX: the newest that tf2onnx writes, too
 SAME, MOST_APART = 1e-4, 0.5  # relative L2 of a file's outputs: in float32, in integers
 
 
-def apply_static_int8(model: nn.Module, calibration, *, activation_bits: int = 8) -> fx.GraphModule:
+def apply_static_int8(
+    model: nn.Module, calibration, *, activation_bits: int = 8, keep_float: tuple = ()
+) -> fx.GraphModule:
     """Return a copy of the model over int8 weights and uint8 activations, a graph for the CPU.
 
     Rounded are Conv2d, Linear and, before a ReLU, Conv1d; a warning names the convolutions and
@@ -62,6 +65,7 @@ def apply_static_int8(model: nn.Module, calibration, *, activation_bits: int = 8
             name, tensors all; samples along the first axis, such as a few hundred of the training
             split.
         activation_bits: 8; oneDNN has no integer kernels for 16.
+        keep_float: numbers of layers, of `int8_layers`, that stay in float32.
 
     Raises ValueError for calibration data that is empty, not finite, or that the model does not
     take; NotImplementedError for a model that torch.export cannot capture or that has no layer to
@@ -71,9 +75,42 @@ def apply_static_int8(model: nn.Module, calibration, *, activation_bits: int = 8
     checks.check_post_training_quantization(model, calibration, activation_bits)
     config = x86.get_default_x86_inductor_quantization_config(reduce_range=_overflows())
     quantizer = x86.X86InductorQuantizer().set_global(config)
-    quantized = _quantize(model, calibration, quantizer)
-    checks.warn_of_float_layers(quantized)
+    quantized = _quantize(model, calibration, quantizer, keep_float)
+    if not keep_float:
+        checks.warn_of_float_layers(quantized)
     return quantized
+
+
+def int8_layers(model: nn.Module, calibration) -> list[str]:
+    """Return the names of the modules with a layer to round, in the order in which they run."""
+    checks.check_post_training_quantization(model, calibration)
+    return checks.layer_modules(trace(model, calibration))
+
+
+def apply_fx_int8(model: nn.Module, calibration) -> fx.GraphModule:
+    """Return the model in static int8 by the deprecated route: FX, modules of oneDNN's kernels.
+
+    It predicts in eager mode, and needs no compilation. PyTorch has marked `torch.ao.quantization`
+    as deprecated; `apply_static_int8` is what replaces it.
+
+    Raises ValueError as `apply_static_int8`; NotImplementedError for a model that torch.fx cannot
+    trace.
+    Source: `torch.ao.quantization.quantize_fx`.
+    """
+    from torch.ao.quantization import get_default_qconfig_mapping, quantize_fx
+
+    checks.check_post_training_quantization(model, calibration)
+    copied = copy.deepcopy(model).cpu().eval()
+    few = next(_batches(calibration))
+    example = few if isinstance(few, tuple) else (few,)
+    with checks.refusals("torch.fx cannot quantize it"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        mapping = get_default_qconfig_mapping("x86")
+        observed = quantize_fx.prepare_fx(copied, mapping, example_inputs=example)
+        with torch.no_grad():
+            for batch in _batches(calibration):
+                outputs(observed, batch)
+        return quantize_fx.convert_fx(observed)
 
 
 def apply_dynamic_int8(model: nn.Module, calibration) -> fx.GraphModule:
@@ -93,9 +130,12 @@ def apply_dynamic_int8(model: nn.Module, calibration) -> fx.GraphModule:
 
 
 @torch.random.fork_rng(devices=[])  # torchao draws numbers
-def _quantize(model: nn.Module, calibration, quantizer) -> fx.GraphModule:
+def _quantize(model: nn.Module, calibration, quantizer, keep_float: tuple = ()) -> fx.GraphModule:
     graph = trace(model, calibration)
     checks.name_sources(graph)
+    names = checks.layer_modules(graph)
+    for number in keep_float:
+        quantizer.set_module_name_qconfig(names[number], None)
     with checks.refusals("torchao cannot quantize it"):
         observed = prepare_pt2e(graph, quantizer)
         with torch.no_grad():
@@ -159,10 +199,13 @@ def keep_onnxruntime_float32(model: nn.Module, calibration, path) -> Path:
     return checks.keep_if_near(part, path, load_onnxruntime, graph, calibration, SAME)
 
 
-def quantize_onnxruntime_int8(model: nn.Module, calibration, path) -> Path:
+def quantize_onnxruntime_int8(
+    model: nn.Module, calibration, path, *, keep_float: tuple = ()
+) -> Path:
     """Write an ONNX file for `load_onnxruntime`: static int8, quantized by ONNX Runtime's own tool.
 
-    Else as `keep_onnxruntime_float32`, but that outputs may be a relative `MOST_APART` off.
+    keep_float: numbers of layers in the order in which they run, which stay in float32. Else as
+    `keep_onnxruntime_float32`, but that outputs may be a relative `MOST_APART` off.
     Source: `onnxruntime.quantization.quantize_static` (QDQ).
     """
     from shared import onnx_quantization
@@ -171,7 +214,7 @@ def quantize_onnxruntime_int8(model: nn.Module, calibration, path) -> Path:
     with tempfile.TemporaryDirectory() as folder:
         whole = keep_onnxruntime_float32(model, calibration, Path(folder) / "whole.onnx")
         batches = (_arrays(batch) for batch in _batches(calibration))
-        onnx_quantization.quantize(whole, part, batches)
+        onnx_quantization.quantize(whole, part, batches, keep_float=keep_float)
     graph = trace(model, calibration)
     return checks.keep_if_near(part, path, load_onnxruntime, graph, calibration, MOST_APART)
 

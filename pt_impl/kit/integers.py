@@ -19,7 +19,9 @@ from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
 from pt_impl.kit import saving, tracing
 
-_INTEGER = re.compile(r"^(onednn::q(conv|linear)\w*|aten::_weight_int[48]pack_mm\w*)$")
+_INTEGER = re.compile(
+    r"^(onednn::q(conv|linear)\w*|quantized::(conv|linear)\w*|aten::_weight_int[48]pack_mm\w*)$"
+)
 _CHECK = torch.ops.aten._assert_tensor_metadata.default  # reads no values
 
 

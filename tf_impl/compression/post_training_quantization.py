@@ -43,7 +43,9 @@ OPSET = 18  # of ONNX: the newest that tf2onnx writes
 SAME, MOST_APART = 1e-4, 0.5  # relative L2 of a file's outputs: in float32, in integers
 
 
-def apply_static_int8(model: tf.keras.Model, calibration, *, activation_bits: int = 8) -> bytes:
+def apply_static_int8(
+    model: tf.keras.Model, calibration, *, activation_bits: int = 8, keep_float: tuple = ()
+) -> bytes:
     """Return the content of a LiteRT file over int8, weights and activations; the model is left.
 
     Inputs and outputs are float32. `kit/int8_files.py` writes it, and runs it with XNNPACK.
@@ -55,6 +57,7 @@ def apply_static_int8(model: tf.keras.Model, calibration, *, activation_bits: in
             along the first axis, such as a few hundred of the training split.
         activation_bits: 8, or 16 where 8 lose too much: biases have 64 bits then, and what LiteRT
             has no such kernel for stays float32.
+        keep_float: numbers of layers, of `int8_layers`, that stay in float32.
 
     Raises ValueError for calibration data that is empty, not finite, or that the model does not
     take, and for a model without variables; NotImplementedError for a model that the converter
@@ -79,14 +82,24 @@ def apply_static_int8(model: tf.keras.Model, calibration, *, activation_bits: in
     with checks.refusals("LiteRT's converter refuses it"):
         content = converter.convert()
     if activation_bits == 8:  # 16 are enough for columns of any size
-        content = _scaling_in_float32(converter, content)
+        layers = checks.layer_operators(content)
+        names = checks.with_feeding(content, [layers[number] for number in keep_float])
+        content = _in_float32(converter, content, names)
     checks.check_quantized(content)
     return content
 
 
-def _scaling_in_float32(converter, content: bytes) -> bytes:
-    """Convert anew where a model scales its inputs column by column, which needs float32."""
-    names = checks.scaling_operators(content)
+def int8_layers(model: tf.keras.Model, calibration) -> list[str]:
+    """Return the names of what layers give in the file, in the order in which they run."""
+    return checks.layer_operators(apply_static_int8(model, calibration))
+
+
+def _in_float32(converter, content: bytes, names: list[str]) -> bytes:
+    """Convert anew with operators in float32: of these names, and those that scale the inputs.
+
+    A model that scales its inputs column by column needs float32 there.
+    """
+    names = names + checks.scaling_operators(content)
     if not names:
         return content
     debugger = tf.lite.experimental.QuantizationDebugger(
@@ -160,10 +173,13 @@ def _erfc(context, node, name, arguments) -> None:
     context.make_node("Sub", [one, erf], outputs=[y], name=name, shapes=shapes, dtypes=dtypes)
 
 
-def quantize_onnxruntime_int8(model: tf.keras.Model, calibration, path) -> Path:
+def quantize_onnxruntime_int8(
+    model: tf.keras.Model, calibration, path, *, keep_float: tuple = ()
+) -> Path:
     """Write an ONNX file for `load_onnxruntime`: static int8, quantized by ONNX Runtime's own tool.
 
-    Else as `keep_onnxruntime_float32`, but that outputs may be a relative `MOST_APART` off.
+    keep_float: numbers of layers in the order in which they run, which stay in float32. Else as
+    `keep_onnxruntime_float32`, but that outputs may be a relative `MOST_APART` off.
     Source: `onnxruntime.quantization.quantize_static` (QDQ).
     """
     from shared import onnx_quantization
@@ -171,7 +187,7 @@ def quantize_onnxruntime_int8(model: tf.keras.Model, calibration, path) -> Path:
     part = Path(f"{path}.part")
     with tempfile.TemporaryDirectory() as folder:
         whole = keep_onnxruntime_float32(model, calibration, Path(folder) / "whole.onnx")
-        onnx_quantization.quantize(whole, part, _samples(calibration))
+        onnx_quantization.quantize(whole, part, _samples(calibration), keep_float=keep_float)
     return checks.keep_if_near(part, path, load_onnxruntime, model, calibration, MOST_APART)
 
 

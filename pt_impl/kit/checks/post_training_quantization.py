@@ -89,6 +89,14 @@ def name_sources(graph: fx.GraphModule) -> None:
             node.meta["source_fn_stack"] = [(node.name, _SOURCES[node.target])]
 
 
+def layer_modules(graph: fx.GraphModule) -> list[str]:
+    """Return the name of the module that each convolution and linear layer of a graph is in."""
+    layers = [
+        n for n in graph.graph.nodes if n.target in (_ATEN.conv2d.default, _ATEN.linear.default)
+    ]
+    return [[*node.meta["nn_module_stack"].values()][-1][0] for node in layers]
+
+
 @contextlib.contextmanager
 def refusals(what: str) -> Iterator[None]:
     """Let what upstream raises, of many kinds, be a NotImplementedError of one line."""

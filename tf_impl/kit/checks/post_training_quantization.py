@@ -11,6 +11,7 @@ from tensorflow.python.framework.convert_to_constants import convert_variables_t
 from tf_impl.kit.tracing import check_example_inputs, one_line, outputs
 
 COARSEST = 16  # step of the scores of a softmax: 255 of them are 4,000, which no score is
+_HANDS_ON = {"PAD", "PADV2", "MAX_POOL_2D", "AVERAGE_POOL_2D", "MEAN", "RESHAPE", "TRANSPOSE"}
 _SCALES = {"ADD", "SUB", "MUL", "DIV"}  # LiteRT's names
 
 
@@ -92,6 +93,33 @@ def scaling_operators(content: bytes) -> list[str]:
         if one["op_name"] in _SCALES | {"QUANTIZE"}:
             scaled.update(one["outputs"])
     return names if by_column else []
+
+
+def layer_operators(content: bytes) -> list[str]:
+    """Return the names of what a file's convolutions and products with weights give, in order."""
+    interpreter = _interpreter(content)
+    tensors = {one["index"]: one["name"] for one in interpreter.get_tensor_details()}
+    kinds = ("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED")
+    operators = [one for one in interpreter._get_ops_details() if one["op_name"] in kinds]
+    return [tensors[one["outputs"][0]] for one in operators]
+
+
+def with_feeding(content: bytes, names: list[str]) -> list[str]:
+    """Return names of layers, and of the operators without weights that only hand them their input.
+
+    Padding would else put the input of a layer in float on the grid that it is kept from.
+    """
+    interpreter = _interpreter(content)
+    tensors = {one["index"]: one["name"] for one in interpreter.get_tensor_details()}
+    made = {place: one for one in interpreter._get_ops_details() for place in one["outputs"]}
+    every = []
+    for name in names:
+        place = next(place for place in made if tensors[place] == name)
+        every.append(name)
+        while (one := made.get(made[place]["inputs"][0])) and one["op_name"] in _HANDS_ON:
+            place = one["outputs"][0]
+            every.append(tensors[place])
+    return every
 
 
 def _interpreter(content: bytes):

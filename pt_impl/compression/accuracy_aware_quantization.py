@@ -1,0 +1,113 @@
+"""Accuracy-aware quantization: int8, but for the layers that lose too much, which stay in float.
+
+    quantized, search = apply_accuracy_aware_int8(model, images[:256], error, most=0.1)
+    print(search.as_json())  # which layer costs what, and which stay in float
+
+What it changes: which layers of `post_training_quantization.py` are in integers. Each layer is
+rounded by itself, with all others in float, and the error of the predictions is its sensitivity.
+Then the most sensitive layer stays in float, then the next one too, until the error is small
+enough: a greedy search, as that of Intel's Neural Compressor and of NNCF. It asks for as many
+quantized models as there are layers, and for one more with each layer that is kept.
+
+Its twin: `tf_impl/compression/accuracy_aware_quantization.py`.
+
+Where the frameworks differ and why: layers are named by their modules here, and excluded by
+torchao's quantizer; in TensorFlow by what they give, and excluded by LiteRT's debugger. torchao
+rounds what a layer reads; LiteRT and ONNX Runtime also what it gives, so there an outlier costs the
+layer that makes it and the layer that reads it.
+
+When it helps and when it hurts: a few values that are far larger than the rest take the whole grid
+of their tensor, and all others become zero; one layer in float repairs it. It hurts where every
+layer loses a little: then many stay in float, and quantization-aware training is what helps. Judge
+by samples that were not used to calibrate.
+
+Run it alone: `python -m pt_impl.compression.accuracy_aware_quantization` prints what a planted
+outlier does to each layer.
+
+Copy with it: `pt_impl/compression/post_training_quantization.py`,
+`pt_impl/kit/checks/post_training_quantization.py`, `pt_impl/kit/tracing.py`,
+`shared/layer_search.py`, `shared/onnx_quantization.py`.
+"""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import fx, nn
+
+from pt_impl.compression import post_training_quantization as quantization
+from pt_impl.kit.tracing import input_tensors
+from shared.layer_search import LayerSearch, find_layers_to_keep
+
+
+def apply_accuracy_aware_int8(
+    model: nn.Module, calibration, error: Callable, *, most: float = 0.1
+) -> tuple[fx.GraphModule, LayerSearch]:
+    """Return the model in static int8 but for layers that lose too much, and what was tried.
+
+    Each attempt calibrates anew. The model is left as it is.
+
+    Args:
+        calibration: as for `apply_static_int8`.
+        error: `error(predict)` says how bad predictions are; less is better, such as points of
+            accuracy lost on samples with labels, or the distance of outputs from the model's.
+        most: the error that is allowed.
+
+    Raises as `apply_static_int8`.
+    """
+    names = quantization.int8_layers(model, calibration)
+
+    def make(kept):
+        return quantization.apply_static_int8(model, calibration, keep_float=kept)
+
+    with torch.no_grad():
+        search = find_layers_to_keep(names, lambda kept: error(make(kept)), most=most)
+    return make(search.kept), search
+
+
+def search_onnxruntime_int8(
+    model: nn.Module, calibration, error: Callable, *, most: float = 0.1
+) -> LayerSearch:
+    """Return the search of `apply_accuracy_aware_int8` in ONNX Runtime.
+
+    `quantize_onnxruntime_int8(..., keep_float=search.kept)` writes the file.
+    Source: `onnxruntime.quantization.quantize_static`, its `nodes_to_exclude`.
+    """
+    from shared import onnx_quantization
+
+    with tempfile.TemporaryDirectory() as folder:
+        whole, path = Path(folder) / "whole.onnx", Path(folder) / "model.onnx"
+        quantization.keep_onnxruntime_float32(model, calibration, whole)
+        batches = [
+            tuple(part[start : start + 32].cpu().numpy() for part in input_tensors(calibration))
+            for start in range(0, len(input_tensors(calibration)[0]), 32)
+        ]
+
+        def error_of(kept):
+            onnx_quantization.quantize(whole, path, batches, keep_float=kept)
+            return error(quantization.load_onnxruntime(path))
+
+        return find_layers_to_keep(onnx_quantization.layers(whole), error_of, most=most)
+
+
+def main() -> None:
+    """Print what rounding each layer costs a digits CNN with one channel 256 times larger."""
+    from pt_impl.kit import models, training
+    from pt_impl.kit.demo import Demo
+    from shared.layer_search import distance, plant_outlier
+
+    demo = Demo("digits-cnn", batch_size=32)
+    model, optimizer, loss_fn = demo.build()
+    demo.fit(training.make_train_step(model, optimizer, loss_fn))
+    weights = plant_outlier(models.export_weights(model), layer="conv1", reader="conv2")
+    planted = models.build(demo.task.model, weights).cpu()
+    x = demo.train[0][:64].cpu()
+    wanted = training.make_predict(planted)(x)
+    _, search = apply_accuracy_aware_int8(planted, x, lambda p: distance(p(x), wanted))
+    for name, value in search.as_json().items():
+        print(name, value)
+
+
+if __name__ == "__main__":
+    main()
