@@ -14,6 +14,7 @@ from shared.specs import (
     parameter_count,
     train_step_flops,
 )
+from tests.docs.commands import BY_NAME, RECIPES
 
 TECHNIQUES = techniques()
 EACH = pytest.mark.parametrize("technique", TECHNIQUES.values(), ids=TECHNIQUES)
@@ -65,6 +66,11 @@ def test_a_default_run_has_what_everybody_asks_for_and_the_rest_comes_by_name():
     assert unasked("quick") == unasked("default") < unasked("ordinary") == set(TECHNIQUES)
     measured = [case for name in unasked("default") for case in cases("default", name)]
     assert 115 <= sum(case.variant.role != "control" for case in measured) <= 140
+
+
+def test_what_comes_by_name_stands_in_the_commands_of_its_records():
+    asked = {case.technique for name in unasked("default") for case in cases("default", name)}
+    assert {*BY_NAME, *RECIPES} == set(TECHNIQUES) - asked
 
 
 @EACH

@@ -10,6 +10,16 @@ BENCH = ".venv/bin/pytest bench/ --benchmark-only"
 RECIPES = ("schedules", "learning_rate_finder", "regularization", "initialization")
 RECIPES += ("gradient_health",)
 RECIPES += ("augmentation", "averaging", "checkpoints", "data_checks", "loss_checks", "nonfinite")
+# What else comes by name: tests/test_headline.py holds it to the techniques.
+BY_NAME = ("accumulated_statistics", "accuracy_aware_quantization", "adversarial")
+BY_NAME += ("batch_size_finder", "bottleneck", "combinations")
+BY_NAME += ("discrepancy", "early_stopping", "feature_distillation")
+BY_NAME += ("fine_tuning", "finite_guard", "frozen_inference")
+BY_NAME += ("loss_scaling", "memory_growth", "model_parallel")
+BY_NAME += ("native_export", "profiling", "reduced_precision")
+BY_NAME += ("semi_structured_pruning", "serving_threads", "shards")
+BY_NAME += ("sparse_inference", "stacking", "structured_pruning")
+BY_NAME += ("tensor_parallel", "varying_lengths", "weight_quantization")
 TWO = "--pt-python .venv-pt/bin/python --tf-python .venv-tf/bin/python"
 HOSTS = ".venv/bin/twinbench network hosts"
 PROJECTED = ".venv/bin/twinbench network projection docs/across_hosts/pt.json"
@@ -50,6 +60,7 @@ COMMANDS = {
         "pytest bench/ --resume",
         f"{BENCH} --technique averaging --variant ema",
         f"{BENCH} --technique {','.join(RECIPES)}",
+        f"{BENCH} --technique {','.join(BY_NAME)}",
         f"{BENCH} {TWO} --effort quick -k mixed_precision",
         f"{BENCH} {TWO} --memory-budget 8GB",
         f".venv/bin/pytest {STEPS} --benchmark-only --framework pt "
