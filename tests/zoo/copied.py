@@ -32,6 +32,7 @@ RECIPES = {
     "adversarial": lambda file, *_: file.make_domain_head(width=8),
     "discrepancy": lambda file, *rest: file.discrepancy_loss(rest[-1]),
     "fine_tuning": lambda file, model, *_: file.merge_lora(file.apply_lora(model)),
+    "varying_lengths": lambda file, *_: file.pad([([1, 2], [2, 3]), ([1], [2])]),
     "serving_threads": lambda file, model, *_: file.load(lambda: model, file.Setting()),
     "augmentation": lambda file, *_: file.Policy(flip_horizontal=0.5, rotation=10.0),
     "averaging": lambda file, model, *_: file.make_equal_average(model),
