@@ -19,27 +19,33 @@ def clock(seconds: float) -> str:
 class Progress:
     """Says what is measured now, the time elapsed, and what is expected to remain.
 
-    `expected` are the seconds that remain by the plan; `most` ends the run where it is set.
+    `most` ends the run where it is set.
     """
 
     def __init__(self, say: Callable[[str], None], most: float | None = None) -> None:
         self._say, self._most = say, most
-        self._start, self._whole = time.monotonic(), None
+        self._start, self._before = time.monotonic(), None
 
-    def at(self, part: str, what: str, expected: float) -> None:
-        """A part of the run is at `what`."""
+    def at(self, part: str, what: str, expected: float, whole: float) -> None:
+        """A part of the run is at `what`.
+
+        By the plan, as it is now, `expected` seconds remain of `whole`: what blocks have taken
+        corrects what it says of them, done or not, so that no pace counts that once more.
+        """
         elapsed = time.monotonic() - self._start
-        self._whole = max(expected, self._whole or 0.0)  # a plan may turn out to be longer
-        left = expected * self._pace(elapsed, self._whole - expected)
+        done = max(0.0, whole - expected)
+        if self._before is None:  # of a run that is taken up
+            self._before = done
+        left = expected * self._pace(elapsed, max(0.0, done - self._before), TRUST * whole)
         if self._most is not None:
             left = min(left, max(0.0, self._most - elapsed))
         times = f"{clock(elapsed)} elapsed, about {clock(left)} left"
         self._say(f"[{part}] {what} · {times}")
 
-    def _pace(self, elapsed: float, done: float) -> float:
+    @staticmethod
+    def _pace(elapsed: float, done: float, believed: float) -> float:
         """How much slower than planned the run is; of a run that has hardly begun, hardly at all.
 
         The plan may be right in all and wrong in what comes first.
         """
-        believed = TRUST * self._whole
         return (elapsed + believed) / (done + believed) if believed else 1.0

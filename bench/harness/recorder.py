@@ -12,7 +12,7 @@ from bench.harness import record
 from bench.harness import state as states
 from bench.harness.folders import replace_file
 from bench.harness.progress import Progress
-from bench.harness.remaining import seconds_left
+from bench.harness.remaining import seconds_left, whole_s
 from bench.harness.run_plan import Plan
 from bench.harness.state import RunState
 
@@ -50,7 +50,8 @@ class Recorder:
 
     def say(self, part: str, what: str) -> None:
         """A part of the run is at `what`."""
-        self.progress.at(part, what, seconds_left(self.plan, self.state)[0])
+        left, _ = seconds_left(self.plan, self.state)
+        self.progress.at(part, what, left, whole_s(self.plan, self.state))
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:

@@ -6,11 +6,13 @@ import textwrap
 from dataclasses import dataclass
 from math import inf
 
+from msgspec import structs
+
 from bench.harness import checks
 from bench.harness.plan import Case
 from bench.harness.progress import clock
 from bench.harness.run_plan import Plan
-from bench.harness.state import RunState
+from bench.harness.state import CaseState, RunState
 
 # The share of a pass that is expected to be left after a look: of 180 published comparisons 27%
 # were open after 3 blocks, 12% after 5. Baselines and controls play on beside these.
@@ -44,6 +46,20 @@ def seconds_left(plan: Plan, state: RunState) -> tuple[float, float]:
     """Seconds that what `state` lacks is expected to take, and that it takes at most."""
     left = parts(plan, state)
     return sum(part.expected for part in left), sum(part.most for part in left)
+
+
+def whole_s(plan: Plan, state: RunState) -> float:
+    """Seconds that all of the plan takes, as it is known now: of the state's first matches."""
+    matches = [state.matches[number] for number in state.passes[0]]
+    nothing = structs.replace(
+        state,
+        cases={case.id: CaseState() for case in plan.every},
+        matches=matches,
+        passes=[list(range(len(matches)))],
+        conditions=[],
+        left=set(),
+    )
+    return seconds_left(plan, nothing)[0]
 
 
 def parts(plan: Plan, state: RunState) -> list[Part]:

@@ -501,7 +501,7 @@ def test_what_is_left_follows_the_plan_first_and_the_clock_later(monkeypatch):
 
     def left(elapsed, expected):
         now[0] = elapsed
-        shown.at("pass", "match", expected)
+        shown.at("pass", "match", expected, 1000)
         return said[-1].rpartition("about ")[2].removesuffix(" left")
 
     assert left(0, 1000) == "16 min 40 s"

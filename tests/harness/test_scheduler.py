@@ -1,11 +1,12 @@
 """What a run measures next, who leaves it and what ends in time: without any process."""
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from bench.harness import executor, scheduler, speed
+from bench.harness import executor, progress, remaining, scheduler, speed
 from bench.harness.durations import Durations
 from bench.harness.executor import Executor
 from bench.harness.isolated_measurements import Trained
@@ -233,6 +234,38 @@ def test_after_a_pass_that_was_cut_there_are_those_until_the_first_look_alone():
         *(COLD_STARTS, PROBES, CHECKS, "training 1", COLD_STARTS, COLD_STARTS),
     ]
     assert not made.state.settled
+
+
+@pytest.mark.parametrize("slower", [0.5, 1.0, 2.5])
+def test_what_blocks_took_is_in_the_time_that_is_left_and_not_counted_once_more(
+    monkeypatch, slower
+):
+    """Blocks take so many times as long as planned, and what follows as long as that."""
+    made = scheduled(TECHNIQUE, PREDICTIONS, amount=replace(LOOKS, looks=()))
+    now, said = [0.0], []
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    shown, told = progress.Progress(said.append), []
+
+    def left():
+        by_plan = remaining.seconds_left(made.plan, made.state)[0]
+        shown.at("pass", "match", by_plan, remaining.whole_s(made.plan, made.state))
+        minutes, seconds = re.search(r"about (?:(\d+) min )?(\d+) s left", said[-1]).groups()
+        return 60 * int(minutes or 0) + int(seconds)
+
+    told.append((now[0], left()))
+    for block in range(5):
+        made.state.passes += [list(made.state.passes[0])] * (block > 0)
+        for match in made.lacking(block):
+            now[0] += slower * len(match.cases)
+            made.plan.durations.note_match(match.cases, slower * len(match.cases))
+            nothing = {c.id: Played(match=match.number, block=block) for c in match.cases}
+            where = Conditions(match=match.number, block=block)
+            made.state.add_block(nothing, where)
+            told.append((now[0], left()))
+    isolated = remaining.seconds_left(made.plan, made.state)[0]
+    for when, seconds in told[2:]:  # the first match says nothing of the other
+        truth = now[0] - when + isolated
+        assert seconds == pytest.approx(truth, rel=0.35, abs=5), told
 
 
 # Rows that stack what was faster ------------------------------------------------------------------
