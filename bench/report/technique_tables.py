@@ -170,7 +170,7 @@ def _bounded(metric: Metric | None, factor: float = 1) -> str:
 
 MOST_SIDE_BY_SIDE = 4  # figures of a probe
 DERIVED = ("samples_per_s", "share_of_peak", "cold_first_calls_s", "break_even_steps", "total_")
-DERIVED += ("energy_",)
+DERIVED += ("energy_", "flipped", "points_more", "loss_more")
 RATE = re.compile(r"rate_(\d+)_threads_batch_(\d+)")  # the figures of a table of their own
 
 

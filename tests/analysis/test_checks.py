@@ -9,9 +9,11 @@ import pytest
 from bench.analysis import accuracy, checks
 from bench.analysis.analyse import analyse, raw
 from bench.analysis.ranking import GOALS, Limits, rank, works
+from bench.analysis.reading import view
 from bench.analysis.table import Table, table
 from bench.record import KEPT, LOST, UNTOLD, Fidelity, LossCheck
 from bench.report.answer import accuracy_of, lines
+from bench.report.technique_tables import tables
 from shared.specs import LOSS_MARGIN
 from tests import records
 from tests.records import TASKS, planted
@@ -224,3 +226,20 @@ def test_predictions_say_how_many_flip_and_never_that_accuracy_is_kept():
     words = accuracy_of(accuracy.Accuracy(True, check=found))
     assert words.startswith("predictions kept (0.4% of 2,000 flip, right +0.05 points, ")
     assert "accuracy" not in words
+
+
+def test_the_tables_of_a_technique_have_a_check_once():
+    base = records.case("base", loss_check=loss(*PLAIN))
+    trained = row(loss_check=loss(*more(0.3, 0.31, 0.29)))
+    served = [row(variant="file", mode="predict", fidelity=predictions(2, 3, flipped=9))]
+    run = judged(base, trained, records.case("base", mode="predict", id="x"), *served)
+    for title, column, words in (
+        ("digits-cnn", "loss", ["1.52", "baseline", "1.82", "+0.300 ± 0.025\nlost"]),
+        ("digits-cnn, inference", "flipped\n[%]", ["0.450", "+0.05 (-0.23 to +0.34)\nkept"]),
+    ):
+        made = tables(view(run, "made_up", title), TASKS["digits-cnn"])
+        (shown,) = [table for table in made if table.name.startswith("kept")]
+        assert column in [each.head for each in shown.columns]
+        cells = [cell for line in shown.rows for cell in line]
+        assert set(words) <= set(cells), cells
+        assert not [table for table in made if table.title == "Measured apart"]
