@@ -22,7 +22,7 @@ from shared.health import MARK, Facts
 
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "KINETO_LOG_LEVEL": "99", "PYTHONUNBUFFERED": "1"}
 MISSING = "ModuleNotFoundError: No module named "
-STOPPED = "was stopped before its last checks: the time was over"
+LEFT_OUT = "its checks are left out"
 RUNTIMES_S = 8.0
 
 
@@ -50,12 +50,12 @@ def facts(framework: str, path: Path | None, clock: Clock, share: float) -> tupl
     told = decoded(out)
     why, title = "", FRAMEWORKS[framework]
     if code is None:
-        why = f"{title} {STOPPED}"
+        why = f"{title} was stopped before its last checks: the time was over"
     elif code:
         last = error.strip().splitlines()[-1:] or [f"it ended with status {code}"]
         missing = last[0].startswith(MISSING)
         why = f"{title} is not installed" if missing and not told.version else last[0]
-        why = f"{why}: its checks are left out" if missing else f"{title}: {why}"
+        why = f"{why}: {LEFT_OUT}" if missing else f"{title}: {why.rpartition('BadFile: ')[2]}"
     return told, why
 
 

@@ -57,11 +57,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     here = hosts.here()
-    known, remarks = {}, []
+    known, remarks, whole = {}, [], True
     for place, side in enumerate(sides):
         facts, why = asking.facts(side, path, clock, share=SHARES[len(sides) - place])
         known[side] = facts
         remarks += [why] if why else []
+        whole = whole and (not why or why.endswith(asking.LEFT_OUT))
     source = path.read_text("utf-8", "replace") if path else ""
     every = judges.judged(here, known, source, _speeds(here, known, clock))
     runtimes = asking.runtimes(clock)
@@ -82,8 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
         told |= {"by_default": {side: BY_DEFAULT[side] for side in sides}}
         print(json.dumps(told))
     else:
-        stopped = any(asking.STOPPED in one for one in remarks)
-        print("\n".join(text(here, findings, threads, remarks, seconds, stopped=stopped)))
+        print("\n".join(text(here, findings, threads, remarks, seconds, whole=whole)))
     return 0
 
 
@@ -105,17 +105,17 @@ def text(
     remarks: list[str],
     seconds: float,
     *,
-    stopped: bool = False,
+    whole: bool = True,
 ) -> list[str]:
     """The answer as lines: a finding after the other, or that there is none.
 
-    remarks: what was not asked, or disturbed. stopped: whether a process took too long.
+    remarks: what was not asked, or disturbed. whole: whether the frameworks told all.
     """
     wrong = [one for one in findings if one.wrong]
     pools = [f"{name} {pool['intra-op']}" for name, pool in threads.items()]
     looked = f"{hosts.words(here)}; threads: {', '.join(pools) or 'not known'}; {seconds:.0f} s"
     head = f"{len(wrong)} found" if wrong else "Nothing found"
-    if stopped:
+    if not whole:
         head += ", but not all was looked at"
     told = [f"{head} ({looked})"]
     for finding in findings:

@@ -15,6 +15,8 @@ from shared import step_events as kinds
 SHARE = 0.15  # of the difference, from which on a kind of work is named
 MOST = 3
 DENORMAL, FLUSHED = 1e-3, 0.8  # share of the weights; of the time, with denormals flushed
+FEW = 0.01  # of a step: what is less was compiled into other kernels
+REPLACED = kinds.KINDS[: kinds.KINDS.index(kinds.COMPILED)]  # what compilers make kernels of
 MEASURED, TESTED, GUESS = "measured", "tested", "a guess"
 SELF_EVIDENT = (
     kinds.DELAYED,
@@ -25,6 +27,7 @@ SELF_EVIDENT = (
     kinds.PYTHON,
     kinds.OPTIMIZER,
     kinds.COPIES,
+    kinds.COMPILED,
     kinds.RUNTIME,
 )
 IN_WORDS = {
@@ -72,7 +75,7 @@ def causes(difference: Difference) -> list[Cause]:
     # What others took of the processors says nothing of the programs: it is named beside the rest.
     others = difference.line(kinds.DELAYED).more
     least = SHARE * abs(difference.seconds - others)
-    lines = [one for one in difference.kinds if abs(one.more) >= least]
+    lines = [one for one in _with_compiled(difference) if abs(one.more) >= least]
     lines.sort(key=lambda one: (one.more * difference.seconds < 0, -abs(one.more)))
     return [_cause(difference, line) for line in lines[:MOST]]
 
@@ -95,6 +98,27 @@ def _of_all(difference: Difference) -> list[Cause]:
     return []
 
 
+def _with_compiled(difference: Difference) -> list[Line]:
+    """The lines by kind; where one side compiles, its kernels and what they replace are one."""
+    replaced = _replaced(difference)
+    lines = [difference.line(kind) for kind in (kinds.COMPILED, *replaced)]
+    rest = [one for one in difference.kinds if one not in lines]
+    return [*rest, Line(kinds.COMPILED, sum(x.a for x in lines), sum(x.b for x in lines))]
+
+
+def _replaced(difference: Difference) -> list[str]:
+    """The kinds of work that only the side computes which does not compile, the longest first."""
+    line = difference.line(kinds.COMPILED)
+    if bool(line.a) == bool(line.b):
+        return []
+    by_side = [
+        (one.what, *((one.a, one.b) if line.a else (one.b, one.a))) for one in difference.kinds
+    ]
+    compiled = difference.a if line.a else difference.b
+    few = [one for one in by_side if one[0] in REPLACED and one[1] < FEW * compiled.step]
+    return [what for what, _, others in sorted(few, key=lambda one: -one[2]) if others]
+
+
 def _threads(count: int) -> str:
     return f"{count} thread{'s' * (count > 1)}"
 
@@ -108,6 +132,9 @@ def _cause(difference: Difference, line: Line) -> Cause:
         words = _of_products(difference, line.what, words)
     elif line.what == kinds.ATTENTION:
         words = _of_attention(difference)
+    elif line.what == kinds.COMPILED and (replaced := _replaced(difference)):
+        name = (difference.a if difference.line(kinds.COMPILED).a else difference.b).name
+        words = f"{' and '.join(replaced[:2])}, which {name} compiles into its kernels"
     elif line.what in (kinds.FAULTS, kinds.RECOMPILATION):
         words = _of_counts(difference, line.what)
     elif most and line.what not in (kinds.OPTIMIZER, kinds.WAITING, kinds.DELAYED, kinds.INPUT):

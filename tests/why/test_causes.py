@@ -156,6 +156,16 @@ def test_work_that_takes_less_meanwhile_is_told_as_such():
     assert "20 less in copies and casts" in sentence(compare(slow, fast))
 
 
+def test_kernels_of_a_compiler_and_what_they_replace_are_one_cause():
+    fast = side("XLA", {kinds.PRODUCTS: 10.0, kinds.COMPILED: 5.0, kinds.OPTIMIZER: 5.0})
+    slow = side("plain", USUAL | {kinds.ELEMENTWISE: 30.0, kinds.NORMALISATION: 20.0})
+    difference = compare(fast, slow)
+    (cause,) = causes(difference)
+    assert (cause.kind, cause.seconds) == (kinds.COMPILED, pytest.approx(-45 * MS))
+    told = "45 in element-wise and normalisation, which XLA compiles into its kernels"
+    assert sentence(difference) == f"XLA takes 45 ms less than plain: {told}"
+
+
 # Experiments -------------------------------------------------------------------------------------
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from dataclasses import replace
 
 import pytest
-from msgspec import structs
 
-from bench.why import experiments, pairs
+from bench.why import experiments
 from bench.why.causes import FLUSHED, causes, sentence
 from bench.why.difference import Difference, compare
-from bench.why.experiments import LIMITED
 from bench.why.measuring import Program, alternately
 from shared import step_events as kinds
 
@@ -43,13 +40,6 @@ PLANTED = {
 }
 ONLY = {"python_in_the_graph": "tf", "eager": "tf"}
 ONLY |= dict.fromkeys(("page_faults", "recurrent", "reads_results", "denormals"), "pt")
-COMPUTED = {kinds.PRODUCTS, kinds.CONVOLUTIONS, kinds.ATTENTION}
-# Of processes: what of a request is planted, and the causes of which one must be named first.
-OF_PROCESSES = {
-    "one thread": ({"threads": 1}, {"threads"}),
-    "a pool that is too large": ({"threads": 16}, {"threads"}),
-    "few instructions": ({"variables": LIMITED}, COMPUTED | {kinds.NORMALISATION}),
-}
 
 
 def decided(difference: Difference) -> Difference:
@@ -89,22 +79,6 @@ def test_no_cause_is_named_of_equal_steps(impl, models):
     pair = [program(impl, name, models.plain()) for name in ("one", "another")]
     difference = compare(*alternately(pair, rounds=ROUNDS))
     assert [one for one in causes(difference) if one.kind != kinds.DELAYED] == []
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("plant", OF_PROCESSES)
-def test_a_planted_process_is_named(framework, plant, tmp_path):
-    changes, causes_of_it = OF_PROCESSES[plant]
-    given = Namespace(
-        what="digits-cnn", technique=None, variant=None, framework_pair=False, framework=None,
-        predict=False, batch=None,
-    )  # fmt: skip
-    ours = next(one for one in pairs.asked(given, tmp_path) if one.framework == framework)
-    pair = structs.replace(ours, name="planted", **changes), ours
-    difference, named = pairs.explained(pair, rounds=5)
-    named = [one.kind for one in named if one.kind not in (kinds.DELAYED, kinds.WAITING)]
-    assert difference.seconds > 0
-    assert named[0] in causes_of_it, (sentence(difference), difference.kinds)
 
 
 def test_layers_have_the_work_of_both_passes(impl, models):
