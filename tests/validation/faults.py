@@ -26,6 +26,7 @@ RANKING = ("tests/analysis/test_ranking.py",)
 TABLE = ("tests/analysis/test_table.py",)
 COMPARE = ("tests/analysis/test_compare.py",)
 CLAIMS = ("tests/analysis/test_claims.py",)
+CHECKS = ("tests/analysis/test_checks.py",)
 CERTIFICATES = ("tests/analysis/test_certificates.py",)
 CASES = ("tests/analysis/test_cases.py",)
 RECORD = ("tests/harness/test_record.py", "-k", "not killed")
@@ -573,6 +574,41 @@ FIGURES = (
         RANKING,
     ),
     Fault(
+        "a loss whose interval is wide is kept",
+        "bench/analysis/checks.py",
+        "WORDS.get(difference.verdict, UNTOLD)",
+        "WORDS.get(difference.verdict, KEPT)",
+        CHECKS,
+    ),
+    Fault(
+        "a loss is kept though its baseline learned nothing",
+        "bench/analysis/checks.py",
+        "or None in plain or not _learned(other)",
+        "or None in plain",
+        CHECKS,
+    ),
+    Fault(
+        "predictions are judged by their loss alone",
+        "bench/analysis/checks.py",
+        "verdicts = {right, _told(",
+        "verdicts = {_told(",
+        CHECKS,
+    ),
+    Fault(
+        "what predictions have right has no correlation with the float model's",
+        "bench/analysis/checks.py",
+        "correlation = together / sqrt(sums) if sums else 0.0",
+        "correlation = 0.0",
+        CHECKS,
+    ),
+    Fault(
+        "the loss of a check is that of samples that were trained on",
+        "bench/harness/keeping.py",
+        'for part in datasets.load(folder, "test"))\n        total',
+        'for part in datasets.load(folder, "train"))\n        total',
+        ("tests/harness/test_checks.py", "-k", "plain_code"),
+    ),
+    Fault(
         "losses far apart are exact",
         "bench/analysis/accuracy.py",
         "ROUNDING = 1e-5",
@@ -596,7 +632,7 @@ FIGURES = (
     Fault(
         "an advice that loses accuracy",
         "bench/analysis/ranking.py",
-        'return "loses accuracy" if kept.lost else "was not shown to keep accuracy"',
+        "return LOSES[kept.what] if kept.lost else KEEPS[kept.what]",
         "return None",
         RANKING,
     ),
