@@ -15,6 +15,7 @@ from statistics import median
 from bench.analysis.machine_class import same_class
 from bench.analysis.reading import load
 from bench.harness.plan import ROUNDS, Case
+from bench.record import Case as RecordedCase
 from bench.record import Environment, Record
 
 NEWEST = 5  # records that are read
@@ -209,7 +210,7 @@ def _seconds(record: Record, rounds: int) -> dict[str, dict[str, float]]:
     """By part and case, in seconds of the run: what overlapped is shared out."""
     in_a_block = (*BEGINNING, "rounds")
     scale = {part: _scale(record, part) for part in (*in_a_block, *ISOLATED)}
-    scale["rounds"] *= rounds / (record.rounds or ROUNDS)
+    more = rounds / (record.rounds or ROUNDS)
     by_part: dict[str, dict[str, float]] = {part: {} for part in USUAL_S}
     for case in record.cases:
         counts = {
@@ -221,6 +222,8 @@ def _seconds(record: Record, rounds: int) -> dict[str, dict[str, float]]:
         took = {
             part: scale[part] * seconds for part, seconds in case.seconds.items() if part in scale
         }
+        if "rounds" in took and not _ends_by_time(case, record.rounds or ROUNDS):
+            took["rounds"] *= more
         for part, count in counts.items():
             if count and part in took:
                 by_part[part][case.id] = took[part] / count
@@ -230,6 +233,12 @@ def _seconds(record: Record, rounds: int) -> dict[str, dict[str, float]]:
         part: {name: seconds for name, seconds in took.items() if _is_time(seconds)}
         for part, took in by_part.items()
     }
+
+
+def _ends_by_time(case: RecordedCase, rounds: int) -> bool:
+    """Whether none of its blocks had all rounds: where steps are long, a block ends by time."""
+    blocks = [samples for match in case.timing.step_s.values() for samples in match.values()]
+    return bool(blocks) and max(map(len, blocks)) < 0.8 * rounds
 
 
 def _is_time(seconds: float | None) -> bool:

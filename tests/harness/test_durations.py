@@ -10,7 +10,7 @@ from bench.harness import durations, remaining
 from bench.harness.durations import BEGINNING, Durations, learned
 from bench.harness.plan import EFFORT
 from bench.harness.selection import cases_of
-from bench.record import Accuracy, Block, ColdStart, Conditions, Environment, encode
+from bench.record import Accuracy, Block, ColdStart, Conditions, Environment, Timing, encode
 from tests import records
 from tests.harness import runs
 from tests.harness.faulty import SMALL
@@ -154,6 +154,16 @@ def test_the_run_s_own_blocks_tell_more_than_other_runs(results):
 
 def test_fewer_rounds_take_less(results):
     assert results(record(), rounds=10).of("block", FIRST) == pytest.approx(len(IN_A_BLOCK) - 0.5)
+
+
+def test_more_rounds_take_no_more_where_blocks_end_by_time(results):
+    found = record()
+    of_case = next(case for case in found.cases if case.id == FIRST.id)
+    for played, more in ((20, 0.5), (3, 0.0)):
+        timing = Timing(step_s={"0": {"0": [0.3] * played}})
+        cases = [of_case.but(timing=timing) if c is of_case else c for c in found.cases]
+        took = results(found.but(cases=cases), rounds=30).of("block", FIRST)
+        assert took == pytest.approx(len(IN_A_BLOCK) + more)
 
 
 def edited(**of_a_case):
