@@ -164,7 +164,7 @@ def judged(impl, work):
 
 
 @pytest.mark.parametrize("name", ["frozen", "stored", "lora"])
-def test_the_benchmark_proves_each_row(impl, work, name):
+def test_the_benchmark_proves_each_row(impl, technique, work, name):
     evidence, reason = judged(impl, work(name))
     assert reason is None, evidence
 

@@ -13,6 +13,7 @@ from shared.weights import init_weights
 
 FILES = (
     "compression.bench_post_training_quantization",
+    "compression.bench_accuracy_aware_quantization",
     "compression.bench_quantization_aware_training",
     "compression.bench_weight_quantization",
     "compression.bench_combinations",

@@ -47,11 +47,12 @@ FAMILIES = {
         "distillation",
         "feature_distillation",
         "post_training_quantization",
+        "accuracy_aware_quantization",
         "quantization_aware_training",
         "weight_quantization",
         "combinations",
     ),
-    "deployment": ("reduced_precision", "export", "native_export"),
+    "deployment": ("reduced_precision", "export", "native_export", "frozen_inference"),
 }
 TECHNIQUES = {name: family for family, names in FAMILIES.items() for name in names}
 

@@ -701,6 +701,29 @@ def _flat(x) -> tuple:
     return tuple(part.cpu() for part in given)
 
 
+def accuracy_aware_quantization(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Where no error is small enough, one layer is left in integers: plain rounding or nearer."""
+    from tests.workers import has_vnni
+
+    coarse = COARSER * a.rounded(8, activations=True) * (1 if has_vnni() else 2)
+
+    def error(predict):
+        return apart(parts(predict(a.x)), a.logits)
+
+    def own():
+        found, search = technique.apply_accuracy_aware_int8(a.model(), a.x, error, most=0.0)
+        cell.holds("one layer is left", len(search.kept) == len(search.names) - 1)
+        with torch.no_grad():
+            cell.near("outputs", parts(found(*_flat(a.x))), a.logits, coarse)
+
+    def onnxruntime():
+        search = technique.search_onnxruntime_int8(a.model(), a.x, error, most=0.0)
+        cell.holds("one layer is left", len(search.kept) == len(search.names) - 1)
+        cell.holds("it is near", search.tried[-1][1] <= coarse)
+
+    return {"own runtime": own, "ONNX Runtime": onnxruntime}
+
+
 def quantization_aware_training(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
     """8 bits are as near to the model as plain rounding is; it trains, and so is its file."""
     from pt_impl.kit import int8_files, saving
@@ -849,11 +872,26 @@ def native_export(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
     return ({"package": package} if a.name in PACKAGED else {}) | {"torchscript": torchscript}
 
 
+def frozen_inference(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Predictions are the model's; BatchNorm in its convolution, and compiled as constants."""
+
+    def frozen():
+        torch.compiler.reset()
+        a.predicts(cell, technique.frozen_predict(a.model()))
+
+    def fused():
+        a.predicts(cell, partial(predict, technique.fuse_conv_bn(a.model())))
+
+    return {"frozen": frozen, "fused": fused}
+
+
 # Parallel ---------------------------------------------------------------------------------------
 
 # The small models for techniques that start processes; those of the parallel ones take one array.
 FEW = {
+    "accuracy_aware_quantization": ("conv1d_text",),
     "batch_size_finder": ("two_heads", "conv1d_text", "bert"),
+    "frozen_inference": ("two_heads",),
     "data_parallel": ("conv1d_text", "bilstm", "encoder", "eleven_heads"),
     "model_parallel": ("conv1d_text", "bilstm", "encoder"),
     "tensor_parallel": ("bilstm", "encoder"),
@@ -921,7 +959,8 @@ CELLS = {
         *(batch_size_finder, stacking, pruning, semi_structured_pruning, structured_pruning),
         *(sparse_inference, distillation, feature_distillation, post_training_quantization),
         *(quantization_aware_training, weight_quantization, combinations),
-        *(reduced_precision, export, native_export),
+        accuracy_aware_quantization,
+        *(reduced_precision, export, native_export, frozen_inference),
         *(data_parallel, model_parallel, tensor_parallel),
     )
 }

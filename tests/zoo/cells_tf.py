@@ -696,6 +696,29 @@ def post_training_quantization(technique, a: Applied, cell: Cell) -> dict[str, C
     }
 
 
+def accuracy_aware_quantization(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Where no error is small enough, one layer is left in integers: plain rounding or nearer."""
+    from tests.workers import has_vnni
+    from tf_impl.kit.int8_files import interpret
+
+    coarse = COARSER * a.rounded(8, activations=True) * (1 if has_vnni() else 2)
+
+    def error(predict):
+        return apart(parts(predict(a.x)), a.output)
+
+    def own():
+        found, search = technique.apply_accuracy_aware_int8(a.model(), a.x, error, most=0.0)
+        cell.holds("one layer is left", len(search.kept) == len(search.names) - 1)
+        cell.near("outputs", parts(interpret(found)(a.x)), a.output, coarse)
+
+    def onnxruntime():
+        search = technique.search_onnxruntime_int8(a.model(), a.x, error, most=0.0)
+        cell.holds("one layer is left", len(search.kept) == len(search.names) - 1)
+        cell.holds("it is near", search.tried[-1][1] <= coarse)
+
+    return {"own runtime": own, "ONNX Runtime": onnxruntime}
+
+
 def quantization_aware_training(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
     """8 bits are as near to the model as plain rounding is; it trains, and so is its file."""
     from tf_impl.kit import int8_files
@@ -836,11 +859,22 @@ def native_export(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
     return {"package": package}
 
 
+def frozen_inference(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Predictions are the model's, in a graph of constants."""
+
+    def frozen():
+        a.predicts(cell, technique.frozen_predict(a.model()))
+
+    return {"frozen": frozen}
+
+
 # Parallel ---------------------------------------------------------------------------------------
 
 # The small models for techniques that start processes; those of the parallel ones take one array.
 FEW = {
+    "accuracy_aware_quantization": ("conv1d_text",),
     "batch_size_finder": ("two_heads", "conv1d_text", "bert"),
+    "frozen_inference": ("two_heads",),
     "data_parallel": ("conv1d_text", "normalized", "encoder", "eleven_heads"),
     "model_parallel": ("conv1d_text", "normalized", "encoder"),
     "tensor_parallel": ("normalized", "encoder"),
@@ -912,7 +946,8 @@ CELLS = {
         *(batch_size_finder, stacking, pruning, semi_structured_pruning, structured_pruning),
         *(sparse_inference, distillation, feature_distillation, post_training_quantization),
         *(quantization_aware_training, weight_quantization, combinations),
-        *(reduced_precision, export, native_export),
+        accuracy_aware_quantization,
+        *(reduced_precision, export, native_export, frozen_inference),
         *(data_parallel, model_parallel, tensor_parallel),
     )
 }

@@ -1,0 +1,81 @@
+"""Frozen inference: a model that only predicts, with its weights as constants.
+
+    predict = frozen_predict(model)  # constants, folded by grappler
+
+What it changes: what is computed anew in each call. BatchNorm in evaluation mode is a product and a
+sum for each channel, which the convolution before it can do: its kernel is scaled, its bias moved.
+With variables that have become constants, grappler, TensorFlow's optimizer of graphs, computes
+whatever depends on nothing else once, and joins operators.
+
+Its twin: `pt_impl/deployment/frozen_inference.py`.
+
+Where the frameworks differ and why:
+- In TensorFlow a graph reads variables; a pass makes constants of them, and grappler does the rest:
+  there is no pass for BatchNorm alone. In PyTorch `torch.fx` folds BatchNorm without a compiler,
+  and `freezing` is an option of TorchInductor.
+- XLA keeps what it has compiled in a folder that
+  `TF_XLA_FLAGS=--tf_xla_persistent_cache_directory=...` names before the first program; there is no
+  call for it. TorchInductor's cache is saved and loaded by calls.
+- Repeated blocks are compiled one by one in `compilation.py`, `apply_compile(blocks=...)`.
+
+When it helps and when it hurts: it helps convolutions with BatchNorm, and small models, where each
+operator costs more than its arithmetic. It hurts where weights still change: predictions are those
+of the weights at the first call. Nothing is compiled, so the first call is soon there.
+
+Run it alone: `python -m tf_impl.deployment.frozen_inference` prints time and first call of each.
+
+Copy with it: `tf_impl/kit/checks/frozen_inference.py`, `tf_impl/kit/tracing.py`.
+"""
+
+import time
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tf_impl.kit.checks.frozen_inference import freeze
+from tf_impl.kit.tracing import input_tensors, trace
+
+
+def frozen_predict(model: tf.keras.Model) -> Callable:
+    """Return `predict(x) -> output` of the model, as a graph whose weights are constants.
+
+    x: a tensor, or a tuple, list or dict of tensors as `fit` takes them. Weights are those at the
+    first call; what the model learns later is not seen. One graph serves any number of samples;
+    samples of other sizes make a new one.
+
+    Raises, in the first call, ValueError for inputs that the model does not take;
+    NotImplementedError for a model that cannot be traced, or whose variables cannot be constants.
+    Source: `convert_variables_to_constants_v2`, as TensorFlow's guides have it, and grappler.
+    """
+    graphs: dict[tuple, Callable] = {}
+
+    def predict(x):
+        sizes = tuple((part.dtype, tuple(part.shape[1:])) for part in input_tensors(x))
+        if sizes not in graphs:
+            graphs[sizes] = freeze(trace(model, x))
+        return graphs[sizes](x)
+
+    predict.graphs = graphs
+    return predict
+
+
+def main() -> None:
+    """Print the first call and the time of predictions of a CNN, plain and frozen."""
+    from tf_impl.kit.demo import Demo
+    from tf_impl.kit.training import make_predict
+
+    demo = Demo("digits-cnn", batch_size=8)
+    model, x = demo.build()[0], demo.batches[0][0]
+    ways, first = {"plain": make_predict(model), "frozen": frozen_predict(model)}, {}
+    for name, predict in ways.items():
+        start = time.perf_counter()
+        predict(x)
+        first[name] = time.perf_counter() - start
+    calls = {name: lambda x, y, run=run: run(x) for name, run in ways.items()}
+    print("           first call, s  ms a batch of 8")
+    for name, ms in demo.times(calls).items():
+        print(f"{name:11}{first[name]:13.3f}{ms:17.3f}")
+
+
+if __name__ == "__main__":
+    main()
