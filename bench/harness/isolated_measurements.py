@@ -169,7 +169,7 @@ def cold_starts(
     def measure(case: Case, worker: Worker) -> Measurement:
         work = {"case": case.message(), "data": data[case.workload.task], "weights_seed": seed}
         work["files"] = files_of(processes, case, seed)
-        start = partial(_cold_start, processes, turns, case, work, threads)
+        start = partial(_cold_start, processes, case, turns, work, threads)
         answer, tried = start(worker, seen.get(case.id) or [])
         rehearsed = answer.wrote or tried
         if seen.get(case.id) is None:
@@ -217,8 +217,8 @@ def _lanes(cases: list[Case], threads: int, needs: Callable[[Case], float]) -> i
 
 def _cold_start(
     processes: Processes,
-    turns: Turns,
     case: Case,
+    turns: Turns,
     work: dict,
     threads: int,
     worker: Worker,
