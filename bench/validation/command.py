@@ -3,7 +3,7 @@
     twinbench validate measure [--framework pt,tf,tf_keras] [--workloads small,text] [--pairs 20]
                                [--minutes N] [--resume FOLDER]
     twinbench validate simulate results/latest/validation.json | docs
-    twinbench validate replay docs ...
+    twinbench validate replay docs A B ...
     twinbench validate reproduce A B C ... [--changed KIND:B:COMMIT] [--publish | --check]
     twinbench validate disturbances [--kinds cores,disk] [--minutes N]
     twinbench validate leaks [--framework pt,tf] [--processes 10]
