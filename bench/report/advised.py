@@ -198,9 +198,13 @@ def sentence(answer: Answer, side: Ranking) -> list[str]:
     """What to use in a framework, and as a second line what that gains and takes."""
     row, name = named(side), answer.goal.figure
     measured = _measured(answer, side)
+    if not row and (more := tempting(side)):
+        gain = gained(more.ratios[name], answer.goal)
+        parts = [f"{gain} against “{title(more.base)}”{_once(answer)}, but {_reason(side)}"]
+        parts += [f"plain {measured}" if measured else "", _nothing(answer, side)]
+        return [name_of(more.case), "; ".join(filter(None, parts))]
     if not row:
-        parts = [f"plain {measured}" if measured else "", _but(answer, side)]
-        return [_nothing(answer, side), "; ".join(filter(None, parts))]
+        return [_nothing(answer, side), f"plain {measured}" if measured else ""]
     gain = f"{gained(row.ratios[name], answer.goal)} against “{title(row.base)}”{_once(answer)}"
     kept = "" if name == GAINED else accuracy_of(row.accuracy)
     parts = [gain, measured, kept, _takes(row, name)]

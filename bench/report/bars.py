@@ -37,8 +37,11 @@ def chosen(listed: list[Answer]) -> list[Answer]:
     return sorted(made, key=lambda one: (not one.work.large, QUESTIONS.index(one.question)))[:MOST]
 
 
-def chart(listed: list[Answer]) -> Chart | None:
-    """The bars of these answers; None where nothing gains."""
+def chart(listed: list[Answer], anchors: dict[str, str] | None = None) -> Chart | None:
+    """The bars of these answers; None where nothing gains.
+
+    anchors: where a technique's rows are on the page, to which its bars link.
+    """
     shown = chosen(listed)
     rows = [row for one in shown for side in one.sides.values() if (row := _row(side))]
     if not rows:
@@ -52,7 +55,7 @@ def chart(listed: list[Answer]) -> Chart | None:
         shapes.append(Label(0, y + NAME - 5, _work(one), "label"))
         y += NAME
         for framework in FRAMEWORKS:
-            shapes += _bar(axis, y, framework, one.sides.get(framework))
+            shapes += _bar(axis, y, framework, one.sides.get(framework), anchors or {})
             y += BAR + 2
         y += GAP
     starred = any(not row.accuracy.kept for row in rows)
@@ -87,7 +90,9 @@ def _work(one: Answer) -> str:
     return ", ".join(filter(None, (f"{verb} {place_of(one)}", sizes([one.work.task]))))
 
 
-def _bar(axis: Scale, y: float, framework: str, side: Ranking | None) -> list[Any]:
+def _bar(
+    axis: Scale, y: float, framework: str, side: Ranking | None, anchors: dict[str, str]
+) -> list[Any]:
     middle = y + BAR - 3
     if side is None:
         return [Label(LEFT + 1, middle, "not measured", "tick")]
@@ -98,9 +103,10 @@ def _bar(axis: Scale, y: float, framework: str, side: Ranking | None) -> list[An
     low, high = _bounds(times)
     star = "" if row.accuracy.kept else "*"
     text = f"{number(times.value)}x{star} {name_of(row.case, short=True)}{over(row, TIME)}"
+    link = anchors.get(row.case.technique, "")
     shapes: list[Any] = [
         Box(axis(1), y, axis(times.value) - axis(1), BAR, framework),
-        Label(axis(max(high, times.value)) + 1, middle, text, "figure"),
+        Label(axis(max(high, times.value)) + 1, middle, text, "figure", link=link),
     ]
     if times.bounds:
         shapes.insert(1, Line(axis(max(low, 1)), y + BAR / 2, axis(high), y + BAR / 2, "one"))

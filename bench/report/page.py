@@ -17,7 +17,7 @@ from bench.analysis.families import FAMILIES, family_of
 from bench.analysis.ranking import Work, rank
 from bench.analysis.reading import View, task_of, techniques, view
 from bench.record import Record, TaskFacts
-from bench.report import advised, answer, charts, gains, svg
+from bench.report import advised, answer, bars, charts, svg
 from bench.report.content import Facts, Report, TaskPart, TechniquePart, build
 from bench.report.curves import curves
 from bench.report.lifetimes import lifetimes
@@ -66,6 +66,7 @@ def html(record: Record, user_answer: str = "", report: Report | None = None) ->
     report = report or build(record)
     style, script = (_asset(name) for name in ("report.css.j2", "report.js.j2"))
     sections = _sections(record, report)
+    anchors = {n: one.anchor for n, one in zip(techniques(record), sections, strict=True)}
     shown, more = advised.first(report.answers, FIRST)
     return (
         svg.environment()
@@ -73,7 +74,7 @@ def html(record: Record, user_answer: str = "", report: Report | None = None) ->
         .render(
             report=report,
             own=user_answer,
-            gains=gains.chart(report.works),
+            gains=bars.chart(report.answers, anchors),
             summaries=[advised.table(part, record.why) for part in (shown, more) if part],
             legend=advised.LEGEND,
             decisions=list(map(_decision, report.works)),
@@ -167,8 +168,8 @@ def blocks(of_task: View, tables: list[Table], task: TaskFacts) -> list[Piece]:
         drawn += lifetimes(of_task) if table.name == "lifetimes" else []
         drawn += curves(of_task) if table.name == "accuracy" else []
         made.append(Piece(table, [chart for chart in drawn if chart]))
-        if table.name == "memory" and (bars := charts.memory_bars(of_task)):
-            made.append(Piece(phases(of_task.rows), [bars]))
+        if table.name == "memory" and (memory := charts.memory_bars(of_task)):
+            made.append(Piece(phases(of_task.rows), [memory]))
         if table.name == "accuracy":
             made += [Piece(*each) for each in tradeoffs(of_task, task)]
     return made

@@ -49,7 +49,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Label:
-    """A line of text; `anchor` is start, middle or end."""
+    """A line of text; `anchor` is start, middle or end. `link`: where on the page it leads."""
 
     kind = "label"
     x: float
@@ -57,6 +57,7 @@ class Label:
     text: str
     style: str = ""
     anchor: str = "start"
+    link: str = ""
 
 
 @dataclass(frozen=True)
