@@ -692,7 +692,7 @@ def test_nothing_of_a_record_runs(visit, tmp_path, guarded):
         )
         tab.fill("#words", poison)
         assert tab.evaluate("typeof window.__pwned") == "undefined"
-        assert [url for url in tab.requests if not url.endswith(f"/{number}.html")] == []
+        assert [url for url in tab.requests if not url.endswith(f"/{place}.html")] == []
         assert tab.errors == []
         if poison.isprintable():
             assert poison in tab.inner_text("#record pre.command")
