@@ -2,8 +2,8 @@
 
     python -m bench.docs.differences [--check]
 
-It is made of the causes that `twinbench port` knows (`bench/port/causes.py`, `catalogue.py`), and
-of the section "Where the frameworks differ and why" of each technique's files.
+It is made of the causes that `twinbench port` knows (`bench/port/causes.toml`), and of the
+section "Where the frameworks differ and why" of each technique's files.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from bench.analysis.families import FAMILIES
 from bench.harness.folders import replace_file
 from bench.harness.processes import ROOT
 from bench.harness.run_plan import techniques
-from bench.port.catalogue import GROUPS, Entry
-from bench.port.causes import CATALOGUE
+from bench.port.causes import GROUPS, TOLD, Cause
 from bench.report import parsers
 from bench.report.tables import render
 
@@ -31,18 +30,27 @@ class Topic:
     """A heading of the page, and what `twinbench port` calls the cause."""
 
     key: str
-    title: str
-    entry: Entry
+    cause: Cause
 
     @property
-    def anchor(self) -> str:
-        """As the usual hosts make it of the heading."""
-        return anchor(self.title)
+    def title(self) -> str:
+        """The heading."""
+        return _capital(self.cause.title)
+
+    @property
+    def changes(self) -> tuple[str, str]:
+        """The line to change on either side, with example values."""
+        return self.cause.lines()
+
+    @property
+    def told(self) -> str:
+        """How `twinbench port` tells it, where that is not by the change."""
+        return "" if self.cause.told == "changed" else _capital(TOLD[self.cause.told])
 
     @property
     def defaults(self) -> list[str]:
         """A parameter and its default, as code."""
-        return [f"`{name}` is `{value!r}`" for name, value in self.entry.defaults.items()]
+        return [f"`{one}`" for one in self.cause.defaults.split("; ") if one]
 
 
 def anchor(title: str) -> str:
@@ -53,8 +61,8 @@ def anchor(title: str) -> str:
 def page() -> str:
     """The page, from the code."""
     groups = {
-        group: [Topic(key, _capital(CATALOGUE[key].title), entry) for key, entry in entries.items()]
-        for group, entries in GROUPS.items()
+        group: [Topic(key, cause) for key, cause in causes.items()]
+        for group, causes in GROUPS.items()
     }
     families: dict[str, list[dict]] = {family: [] for family in FAMILIES}
     for technique in techniques().values():

@@ -1,7 +1,7 @@
-"""What a call of PyTorch may mean in TensorFlow: the checks of causes that act in a forward pass.
+"""What a call of PyTorch may mean in TensorFlow: the changes of calls in a forward pass.
 
-Each function looks at a call and yields changes of it. A change is the cause of a difference where
-the call's own output is nowhere in TensorFlow's run, and the changed one is.
+A change is the cause of a difference where the call's own output is nowhere in TensorFlow's run,
+and the changed one is. Those of one argument stand in the table of causes; the others are here.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -16,26 +17,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bench.port.causes import CATALOGUE
 from bench.port.pytorch_side import RECURRENT, Event
 from bench.port.recurrent import Settings, is_packed, run, run_packed
 
-EPSILONS = (1e-3, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 1.001e-5, 1e-2, 1e-4)
-SLOPES = (0.3, 0.2, 0.1, 0.01, 1.0)
-EPSILON_AT = {"batch_norm": 7, "layer_norm": 4, "group_norm": 4, "rms_norm": 3, "instance_norm": 7}
 ACTIVATIONS: dict[str, Callable] = {
-    "relu": F.relu,
-    "relu6": F.relu6,
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "elu": F.elu,
-    "leaky_relu": F.leaky_relu,
-    "selu": F.selu,
-    "hardswish": F.hardswish,
-    "hardsigmoid": F.hardsigmoid,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-    "softplus": F.softplus,
-    "mish": F.mish,
+    function.__name__: function
+    for function in (
+        *(F.relu, F.relu6, F.silu, F.gelu, F.elu, F.leaky_relu, F.selu, F.hardswish),
+        *(F.hardsigmoid, torch.sigmoid, torch.tanh, F.softplus, F.mish),
+    )
 }
 
 
@@ -59,15 +50,29 @@ class Change:
 
 @dataclass
 class Context:
-    """What the checks know beside the call: epsilons and slopes of Keras's layers, its recurrent
-    layers, the batch's token numbers, and the events before."""
+    """What the checks know beside the call. values: by cause what Keras's layers have. recurrent:
+    their settings. tokens: give the token numbers of the batch that is run. events: all calls."""
 
-    epsilons: tuple[float, ...] = ()
-    slopes: tuple[float, ...] = ()
+    values: dict[str, tuple] = field(default_factory=dict)
     recurrent: tuple[Settings, ...] = ()
-    tokens: tuple[Tensor, ...] = ()
+    tokens: tuple[Callable[[], Tensor], ...] = ()
     events: list[Event] = field(default_factory=list)
     training: bool = False
+
+
+def again(**changed: tuple[int, Any]) -> Callable[[Event], Any]:
+    """The call with other arguments: `name=(position, value)`."""
+    return lambda event: event.again(**changed)
+
+
+def given(place: int) -> Callable[[Event], Tensor]:
+    """What the call was given there, unchanged."""
+    return lambda event: event.args[place]
+
+
+def of(function: Callable[[Tensor], Tensor]) -> Callable[[Event], Tensor]:
+    """Another function of the first argument."""
+    return lambda event: function(event.args[0])
 
 
 def changes(event: Event, context: Context) -> Iterator[Change]:
@@ -81,10 +86,6 @@ def changes(event: Event, context: Context) -> Iterator[Change]:
         yield from _whole_pooling(event)
     elif name.startswith(("max_pool", "avg_pool")):
         yield from _pooling(event)
-    elif name in EPSILON_AT:
-        yield from _normalisation(event, context)
-    elif name in ("softmax", "log_softmax"):
-        yield from _softmax(event)
     elif name in ("flatten", "reshape", "view", "unflatten"):
         yield from _flatten(event, context)
         yield from _split(event)
@@ -99,14 +100,38 @@ def changes(event: Event, context: Context) -> Iterator[Change]:
     elif name in ("multi_head_attention_forward", "scaled_dot_product_attention"):
         yield from _attention(event, context)
     elif name in ("masked_fill", "masked_fill_"):
-        yield Change("mask", "a mask", "none", lambda e: e.args[0], (name,), shown_later=True)
+        yield Change("mask", "a mask", "no mask", given(0), (name,), True)
     elif name in ("add", "__add__", "__radd__", "__iadd__", "add_"):
         yield from _sum(event)
     elif name in ("mul", "__mul__", "div", "__truediv__", "__rmul__"):
         yield from _scale(event, context)
-    if name in ACTIVATIONS or name == "relu_":
-        yield from _activation(event, context)
+    yield from _arguments(event, context)
+    if name.removesuffix("_") in ACTIVATIONS:
+        for other, function in ACTIVATIONS.items():
+            if other != name.removesuffix("_"):
+                yield Change("activation", name, other, of(function), (event.place,))
+        yield Change("activation", name, "linear", given(0), (event.place,), True)
     yield from _denormals(event)
+
+
+def _arguments(event: Event, context: Context) -> Iterator[Change]:
+    """The changes of one argument that the table of causes has."""
+    for key, cause in CATALOGUE.items():
+        argument = cause.argument
+        place = argument.at.get(event.name) if argument else None
+        if place is None or (key == "norm_frozen" and not context.training):
+            continue
+        name, before = argument.name, event.argument(place, argument.name, argument.default)
+        is_tensor = isinstance(before, Tensor)
+        a = "True" if is_tensor else _written(before)
+        for value in dict.fromkeys((*context.values.get(key, ()), *argument.values)):
+            if is_tensor or value != before:
+                b = "False" if is_tensor else _written(value)
+                yield Change(key, a, b, again(**{name: (place, value)}), (event.name, a))
+
+
+def _written(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 # Padding -----------------------------------------------------------------------------------------
@@ -132,54 +157,35 @@ def _flat(pads: list[tuple]) -> list[int]:
 
 
 def _convolution(event: Event, context: Context) -> Iterator[Change]:
-    x, weight = event.argument(0, "input"), event.argument(1, "weight")
-    dims = weight.ndim - 2
+    kernel = tuple(event.argument(1, "weight").shape[2:])
     stride, padding, dilation = (
-        _tuple(event.argument(place, name, default), dims)
+        _tuple(event.argument(place, name, default), len(kernel))
         for place, name, default in ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1))
     )
-    if padding[0] == "same" or padding[0] == "valid":
-        padding = tuple((k - 1) * d // 2 for k, d in zip(weight.shape[2:], dilation, strict=True))
-        padding = padding if event.argument(4, "padding") == "same" else (0,) * dims
-    size = tuple(x.shape[2:])
-    options = {
-        "padding='same'": same_padding(size, tuple(weight.shape[2:]), stride, dilation),
-        "padding='valid'": [(0, 0)] * dims,
-        "padding on both ends": [(k // 2, k // 2) for k in weight.shape[2:]],
-    }
-    for words, pads in options.items():
-        if pads == [(p, p) for p in padding]:
-            continue
+    none = [(0, 0)] * len(kernel)
+    now = [(p, p) for p in padding] if padding[0] not in ("same", "valid") else none
+    if padding[0] == "same":
+        now = [((k - 1) * d // 2,) * 2 for k, d in zip(kernel, dilation, strict=True)]
 
-        def apply(e: Event, words: str = words) -> Tensor:
-            x, weight = e.argument(0, "input"), e.argument(1, "weight")
-            pads = {
-                "padding='same'": lambda: same_padding(
-                    tuple(x.shape[2:]), tuple(weight.shape[2:]), stride, dilation
-                ),
-                "padding='valid'": lambda: [(0, 0)] * dims,
-                "padding on both ends": lambda: [(k // 2, k // 2) for k in weight.shape[2:]],
-            }[words]()
-            changed = {"input": (0, F.pad(x, _flat(pads))), "padding": (4, 0)}
-            return e.again(**changed)
+    def pads(e: Event, how: str) -> list[tuple]:
+        x, size = e.argument(0, "input"), tuple(e.argument(1, "weight").shape[2:])
+        same = same_padding(tuple(x.shape[2:]), size, stride, dilation)
+        return {"same": same, "none": none, "both ends": [(k // 2, k // 2) for k in size]}[how]
 
-        alike = (event.name, stride, padding, words)
-        yield Change("padding", str(padding), str(tuple(_flat(pads))), apply, alike)
-    if event.argument(2, "bias") is not None:
+    for how in ("same", "none", "both ends"):
+        if (other := pads(event, how)) != now:
 
-        def change(e):
-            return (e.again(bias=(2, None)))  # fmt: skip
+            def apply(e: Event, how: str = how) -> Tensor:
+                x = F.pad(e.argument(0, "input"), _flat(pads(e, how)))
+                return e.again(input=(0, x), padding=(4, 0))
 
-        yield Change("missing_bias", "True", "False", change, (event.name,))
+            alike = (event.name, stride, padding, how)
+            yield Change("padding", str(padding), str(tuple(_flat(other))), apply, alike)
     for other in (1, 2):
         if set(stride) <= {1, 2} and other not in stride:
-
-            def change(e, s=other):
-                return (e.again(stride=(3, s)))  # fmt: skip
-
-            back = _given_back(event, context, stride, other)
-            words = (str(stride[0]), str(other))
-            yield Change("stride_place", *words, change, (event.place,), together=back)
+            a, b, back = str(stride[0]), str(other), _given_back(event, context, stride, other)
+            change, alike = again(stride=(3, other)), (event.place,)
+            yield Change("stride_place", a, b, change, alike, together=back)
 
 
 def _given_back(event: Event, context: Context, stride: tuple, other: int) -> Callable | None:
@@ -197,8 +203,7 @@ def _given_back(event: Event, context: Context, stride: tuple, other: int) -> Ca
 
 
 def _transposed(event: Event) -> Iterator[Change]:
-    weight = event.argument(1, "weight")
-    dims = weight.ndim - 2
+    dims = event.argument(1, "weight").ndim - 2
     stride = _tuple(event.argument(3, "stride", 1), dims)
 
     def apply(e: Event, *, valid: bool) -> Tensor:
@@ -209,30 +214,22 @@ def _transposed(event: Event) -> Iterator[Change]:
             before = 0 if valid else max(k - s, 0) // 2
             short = before + length - whole.shape[axis]
             if short > 0:
-                pads = [0, 0] * (whole.ndim - 1 - axis) + [0, short]
-                whole = F.pad(whole, pads)
+                whole = F.pad(whole, [0, 0] * (whole.ndim - 1 - axis) + [0, short])
             whole = whole.narrow(axis, before, length)
         return whole
 
     a = str(_tuple(event.argument(4, "padding", 0), dims))
     for valid, words in ((False, "padding='same'"), (True, "padding='valid'")):
-
-        def apply_as(e, v=valid):
-            return (apply(e, valid=v))  # fmt: skip
-
-        yield Change("transposed_padding", a, words, apply_as, (event.name, stride))
+        change = partial(apply, valid=valid)
+        yield Change("transposed_padding", a, words, change, (event.name, stride))
 
 
 def _whole_pooling(event: Event) -> Iterator[Change]:
     """A mean over the whole image that takes other axes for it."""
-    x = event.args[0]
-    if x.ndim == 4 and event.out.shape[2:].numel() == 1:
+    if event.args[0].ndim == 4 and event.out.shape[2:].numel() == 1:
         for axes in ((1, 3), (1, 2)):
-
-            def change(e, axes=axes):
-                return (e.args[0].mean(axes).reshape(e.args[0].shape[0], -1, 1, 1))  # fmt: skip
-
-            yield Change("data_format", "channels_first", "channels_last", change, (event.name,))
+            mean = partial(lambda x, axes: x.mean(axes).reshape(len(x), -1, 1, 1), axes=axes)
+            yield Change("data_format", "", "", of(mean), (event.name,))
 
 
 def _pooling(event: Event) -> Iterator[Change]:
@@ -241,119 +238,28 @@ def _pooling(event: Event) -> Iterator[Change]:
     kernel = _tuple(event.argument(1, "kernel_size"), dims)
     stride = _tuple(event.argument(2, "stride") or kernel, dims)
     padding = _tuple(event.argument(3, "padding", 0), dims)
-    place = 5 if biggest else 4
-    ceil = bool(event.argument(place, "ceil_mode", False))
-    pool = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}[dims]
-    largest = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}[dims]
+    pool = getattr(F, f"{name[:3]}_pool{dims}d")
 
-    def same(e: Event, value: float = -math.inf) -> Tensor:
+    def pads(e: Event) -> list[int]:
+        size = tuple(e.argument(0, "input").shape[2:])
+        return _flat(same_padding(size, kernel, stride, (1,) * dims))
+
+    def same(e: Event) -> Tensor:
         x = e.argument(0, "input")
-        pads = _flat(same_padding(tuple(x.shape[2:]), kernel, stride, (1,) * dims))
         if biggest:
-            return largest(F.pad(x, pads, value=value), kernel, stride)
-        counted = pool(F.pad(torch.ones_like(x), pads), kernel, stride)
-        return pool(F.pad(x, pads), kernel, stride) / counted
+            return pool(F.pad(x, pads(e), value=-math.inf), kernel, stride)
+        counted = pool(F.pad(torch.ones_like(x), pads(e)), kernel, stride)
+        return pool(F.pad(x, pads(e)), kernel, stride) / counted
 
     def zeros(e: Event) -> Tensor:
-        return largest(
-            F.pad(e.argument(0, "input"), _flat([(p, p) for p in padding])), kernel, stride
-        )
+        return pool(F.pad(e.argument(0, "input"), _flat([(p, p) for p in padding])), kernel, stride)
 
     alike = (name, stride)
-    size = tuple(event.argument(0, "input").shape[2:])
-    pads = str(tuple(_flat(same_padding(size, kernel, stride, (1,) * dims))))
-    yield Change("padding", str(padding), pads, same, alike)
-    if biggest and any(padding):
-        yield Change("padding", "padding of -inf", "padding of zeros", zeros, alike)
-    if not biggest and any(padding):
-        flip = not event.argument(5, "count_include_pad", True)
-
-        def change(e):
-            return (e.again(count_include_pad=(5, flip)))  # fmt: skip
-
-        yield Change("pool_padding_counted", str(not flip), str(flip), change, alike)
-
-    def change(e):
-        return (e.again(ceil_mode=(place, not ceil)))  # fmt: skip
-
-    yield Change("ceil_mode", str(ceil), str(not ceil), change, alike)
-
-    def valid(e):
-        return (e.again(padding=(3, 0)))  # fmt: skip
-
+    yield Change("padding", str(padding), str(tuple(pads(event))), same, alike)
     if any(padding):
-        yield Change("padding", str(padding), "padding='valid'", valid, alike)
-
-
-# Normalisation and activations -------------------------------------------------------------------
-
-
-def _normalisation(event: Event, context: Context) -> Iterator[Change]:
-    place = EPSILON_AT[event.name]
-    before = event.argument(place, "eps", 1e-5)
-    alike = (event.name, before)
-    for epsilon in dict.fromkeys((*context.epsilons, *EPSILONS)):
-        if epsilon != before:
-
-            def change(e, value=epsilon):
-                return (e.again(eps=(place, value)))  # fmt: skip
-
-            yield Change("norm_epsilon", f"{before:g}", f"{epsilon:g}", change, alike)
-    if event.name == "batch_norm" and context.training:
-        flip = not event.argument(5, "training", False)
-
-        def change(e):
-            return (e.again(training=(5, flip)))  # fmt: skip
-
-        yield Change("norm_frozen", str(not flip), str(flip), change, alike)
-
-
-def _activation(event: Event, context: Context) -> Iterator[Change]:
-    x, name = event.argument(0, "input"), event.name
-    if name == "gelu":
-        before = event.argument(1, "approximate", "none")
-        after = "tanh" if before == "none" else "none"
-
-        def change(e):
-            return (F.gelu(e.args[0], approximate=after))  # fmt: skip
-
-        yield Change("gelu", str(before == "tanh"), after, change, (name,))
-    if name in ("leaky_relu", "elu"):
-        function, before = ACTIVATIONS[name], event.argument(1, "", None)
-        before = event.kwargs.get("negative_slope", event.kwargs.get("alpha", before))
-        linear = 1.0 if name == "leaky_relu" else None  # no activation at all: see below
-        for slope in dict.fromkeys((*filter(None, context.slopes), *SLOPES)):
-            if slope == linear:
-                continue
-
-            def change(e, s=slope):
-                return (function(e.args[0], s))  # fmt: skip
-
-            yield Change("negative_slope", f"{before}", f"{slope:g}", change, (name, before))
-    for other, function in ACTIVATIONS.items():
-        if other != name and isinstance(x, Tensor):
-
-            def change(e, f=function):
-                return (f(e.args[0]))  # fmt: skip
-
-            yield Change("activation", other, name, change, (event.place,))
-
-    def change(e):
-        return (e.args[0])  # fmt: skip
-
-    yield Change("activation", "linear", name, change, (event.place,), True)
-
-
-def _softmax(event: Event) -> Iterator[Change]:
-    before = event.argument(1, "dim")
-    ndim = event.out.ndim
-    for dim in range(ndim):
-        if before is None or dim != before % ndim:
-
-            def change(e, d=dim):
-                return (getattr(F, e.name)(e.args[0], dim=d))  # fmt: skip
-
-            yield Change("softmax_axis", f"{before}", f"{dim}", change, (event.name, before))
+        if biggest:
+            yield Change("padding", "padding of -inf", "padding of zeros", zeros, alike)
+        yield Change("padding", str(padding), str((0, 0) * dims), again(padding=(3, 0)), alike)
 
 
 def _denormals(event: Event) -> Iterator[Change]:
@@ -363,9 +269,9 @@ def _denormals(event: Event) -> Iterator[Change]:
 
         def flushed(e: Event) -> Tensor:
             out = e.function(*e.args, **e.kwargs)
-            return torch.where(out.abs() < tiny, torch.zeros_like(out), out)
+            return out - torch.where(out.abs() < tiny, out, 0.0).detach()  # gradients stay
 
-        yield Change("denormals", "kept", "flushed to zero", flushed, ())
+        yield Change("denormals", "kept", "flushed to zero", flushed)
 
 
 # Order of axes -----------------------------------------------------------------------------------
@@ -383,7 +289,7 @@ def _flatten(event: Event, context: Context) -> Iterator[Change]:
             shape = e.function(*e.args, **e.kwargs).shape
             return e.args[0].movedim(source, target).reshape(shape)
 
-        yield Change(key, "channels first", "channels last", apply, (event.name, key))
+        yield Change(key, "", "", apply, (event.name, key))
 
 
 def _split(event: Event) -> Iterator[Change]:
@@ -399,9 +305,7 @@ def _split(event: Event) -> Iterator[Change]:
         shape[axis], shape[axis + 1] = shape[axis + 1], shape[axis]
         return e.args[0].reshape(shape).transpose(axis, axis + 1)
 
-    split = tuple(event.out.shape[axis : axis + 2])
-    words = [str(split), str(split[::-1])]
-    yield Change("reshape_order", *words, apply, (event.name, event.layer, axis))
+    yield Change("reshape_order", "", "", apply, (event.name, event.layer, axis))
 
 
 def _sum(event: Event) -> Iterator[Change]:
@@ -410,11 +314,8 @@ def _sum(event: Event) -> Iterator[Change]:
     if not all(isinstance(t, Tensor) and t.shape == event.out.shape for t in (first, second)):
         return
     for place in (0, 1):
-
-        def change(e, p=place):
-            return (e.args[p])  # fmt: skip
-
-        yield Change("missing_residual", "add it", "leave it out", change, (event.place,), True)
+        words = ("add it", "leave it out")
+        yield Change("missing_residual", *words, given(place), (event.place,), True)
 
 
 def _scale(event: Event, context: Context) -> Iterator[Change]:
@@ -424,13 +325,8 @@ def _scale(event: Event, context: Context) -> Iterator[Change]:
         return
     size = before[-1].args[0].shape[-1]
     for scale in (size**-0.5, 1.0, 1 / size):
-
-        def change(e, s=scale):
-            return (e.args[0] * s)  # fmt: skip
-
-        yield Change(
-            "attention_scale", "otherwise", f"{scale:g}", change, (event.name, event.layer)
-        )
+        scaled = of(partial(torch.mul, other=scale))
+        yield Change("attention_scale", "", f"{scale:g}", scaled, (event.name, event.layer))
 
 
 def _interpolation(event: Event) -> Iterator[Change]:
@@ -443,12 +339,12 @@ def _interpolation(event: Event) -> Iterator[Change]:
             continue
         if mode == before and not align and not corners:
             continue
-
-        def change(e, m=mode, a=align):
-            return (e.again(mode=(3, m), align_corners=(4, a)))  # fmt: skip
-
+        change, alike = (
+            again(mode=(3, mode), align_corners=(4, align)),
+            (event.name, before, corners),
+        )
         names = [f"mode='{m}', align_corners={c}" for m, c in ((before, corners), (mode, align))]
-        yield Change("interpolation", *names, change, (event.name, before, corners))
+        yield Change("interpolation", *names, change, alike)
 
 
 # Recurrent layers and attention ------------------------------------------------------------------
@@ -456,89 +352,60 @@ def _interpolation(event: Event) -> Iterator[Change]:
 
 def _recurrent(event: Event, context: Context) -> Iterator[Change]:
     kind, name, packed = event.name.split("_")[0], event.name, is_packed(event.args)
-
-    def call(
-        e: Event,
-        settings: Settings,
-        mask: Tensor | None = None,
-        *,
-        flip: bool = False,
-        zeros: bool = False,
-    ) -> Any:
-        if packed:
-            return run_packed(kind, e.args, settings)
-        x, _, weights, biases, layers, _, _, both, first = e.args[:9]
-        first = first != flip
-        out, last = run(kind, x, weights, biases, layers, both, first, settings, mask)
-        if zeros:
-            kept = mask if first else mask.T
-            out = out * kept[..., None].to(out.dtype)
-        return out, last
-
     usual = Settings(activation="relu" if name == "rnn_relu" else "tanh")
+
+    def computed(e: Event, settings: Settings) -> tuple[Tensor, Tensor]:
+        return (run_packed if packed else run)(kind, e.args, settings)
+
+    def turned(e: Event) -> tuple[Tensor, Tensor]:
+        return run(kind, (*e.args[:8], not e.args[8]), usual)
+
+    def masked(e: Event, kept: Callable[[], Tensor], zeros: bool) -> tuple[Tensor, Tensor]:
+        mask = kept()
+        out, last = run(kind, e.args, usual, mask)
+        steps = (mask if e.args[8] else mask.T)[..., None].to(out.dtype)
+        return (out * steps if zeros else out), last
+
     for settings in dict.fromkeys(context.recurrent):
         if settings.kind == kind and settings != usual:
             key = "recurrent_activation" if settings.reset_after else "gru_reset"
-
-            def change(e, s=settings):
-                return (call(e, s))  # fmt: skip
-
-            yield Change(key, str(usual), str(settings), change, (name,), packed)
+            apply = partial(computed, settings=settings)
+            yield Change(key, str(usual), str(settings), apply, (name,), packed)
     if packed:
         return
     first = event.args[8]
-
-    def change(e):
-        return (call(e, usual, flip=True))  # fmt: skip
-
-    yield Change("batch_first", str(first), str(not first), change, (name,))
-    for mask in _masks(event.args[0], context, first):
-        for zeros in (False, True):
-
-            def change(e, m=mask, z=zeros):
-                return (call(e, usual, m, zeros=z))  # fmt: skip
-
-            words = ("mask_zero=False", "pack_padded_sequence with the lengths")
-            yield Change("mask", *words, change, (name, zeros))
+    yield Change("batch_first", str(first), str(not first), turned, (name,))
+    words = ("mask_zero=False", "pack_padded_sequence with the lengths")
+    for kept, zeros in product(_masks(event.args[0], context, first), (False, True)):
+        apply = partial(masked, kept=kept, zeros=zeros)
+        yield Change("mask", *words, apply, (name, zeros))
 
 
-def _masks(x: Tensor, context: Context, first: bool) -> Iterator[Tensor]:
-    """Which steps hold a token, by each input of whole numbers that has the shape of the steps."""
+def _masks(x: Tensor, context: Context, first: bool) -> Iterator[Callable[[], Tensor]]:
+    """Give which steps hold a token, by each input of whole numbers with the steps' shape."""
     steps = tuple(x.shape[:2]) if first else tuple(x.shape[:2])[::-1]
     for tokens in context.tokens:
-        if tuple(tokens.shape) == steps and bool((tokens == 0).any()):
-            yield tokens != 0
+        if tuple(tokens().shape) == steps and bool((tokens() == 0).any()):
+            yield partial(lambda now: now() != 0, tokens)
 
 
 def _last(event: Event, context: Context) -> Iterator[Change]:
     """The last output of a layer that runs both ways."""
     layers = [e for e in context.events if e.name in RECURRENT and e.place < event.place]
-    if not layers or is_packed(layers[-1].args):
+    if not layers or is_packed(layers[-1].args) or not layers[-1].args[7]:
         return
-    both, first = layers[-1].args[7:9]
-    out = layers[-1].out
+    out, time = layers[-1].out, 1 if layers[-1].args[8] else 0
     half = out.shape[-1] // 2
-    time = 1 if first else 0
 
     def ends(sequence: Tensor) -> Tensor:
         forward, backward = sequence.select(time, -1), sequence.select(time, 0)
         return torch.cat([forward[..., :half], backward[..., half:]], -1)
 
-    if both and event.name == "__getitem__" and event.args[0].shape == out.shape:
-
-        def change(e):
-            return (ends(e.args[0]))  # fmt: skip
-
-        yield Change("recurrent_last", "out[:, -1]", "both ends", change, ("__getitem__",))
-    elif both and event.name != "__getitem__" and event.out.shape == ends(out).shape:
-        place = layers[-1].place
-        last: dict[str, Tensor] = {}
-
-        def change(e: Event) -> Tensor:
-            sequence = e.args[0][0]
-            return last.get("out", out).select(time, -1) + 0 * sequence.sum()
-
-        yield Change("recurrent_last", "both ends", "out[:, -1]", change, (event.name, place))
+    if event.name == "__getitem__" and event.args[0].shape == out.shape:
+        yield Change("recurrent_last", "", "", of(ends), ("__getitem__",))
+    elif event.name != "__getitem__" and event.out.shape == ends(out).shape:
+        single = of(lambda parts: out.select(time, -1) + 0 * parts[0].sum())
+        yield Change("recurrent_last", "", "", single, (event.name, layers[-1].place))
 
 
 def _masked_pooling(event: Event, context: Context) -> Iterator[Change]:
@@ -548,78 +415,59 @@ def _masked_pooling(event: Event, context: Context) -> Iterator[Change]:
         return
     for mask in _masks(x, context, True):
 
-        def apply(e: Event, mask: Tensor = mask) -> Tensor:
-            kept = mask[..., None].to(e.args[0].dtype)
+        def apply(e: Event, mask: Callable[[], Tensor] = mask) -> Tensor:
+            kept = mask()[..., None].to(e.args[0].dtype)
             return (e.args[0] * kept).sum(1) / kept.sum(1)
 
-        yield Change("mask", "mask_zero=False", "the tokens that count", apply, (event.name,))
+        yield Change("mask", "mask_zero=False", "the mean of the tokens that count", apply,
+                     (event.name,))  # fmt: skip
 
 
 def _attention(event: Event, context: Context) -> Iterator[Change]:
-    packed = event.name == "multi_head_attention_forward"
-    at, name = (16, "attn_mask") if packed else (3, "attn_mask")
+    packed, name, a = event.name == "multi_head_attention_forward", (event.name,), "attn_mask"
+    at = 16 if packed else 3
     query, key = event.args[:2]
     rows, columns = (query.shape[0], key.shape[0]) if packed else (query.shape[-2], key.shape[-2])
     plain = {"key_padding_mask": (14, None)} if packed else {}
     plain |= {"is_causal": (5, False)} if not packed or "is_causal" in event.kwargs else {}
     padding = event.argument(14, "key_padding_mask") if packed else None
-    mask = event.argument(at, name)
-    if mask is not None or padding is not None or event.argument(5, "is_causal", False) is True:
-
-        def change(e):
-            return (e.again(**{name: (at, None)}, **plain))  # fmt: skip
-
+    mask, causal = event.argument(at, a), event.argument(5, "is_causal", False) is True
+    if mask is not None or padding is not None or causal:
         causal = _is_causal(mask) or event.kwargs.get("is_causal") is True
-        key_of = "causal" if causal and padding is None else "mask"
-        yield Change(key_of, "use_causal_mask=True", "none", change, (event.name,))
+        cause = "causal" if causal and padding is None else "mask"
+        words = ("True", "False") if cause == "causal" else ("attention_mask=mask", "no mask")
+        yield Change(cause, *words, again(attn_mask=(at, None), **plain), name)
     if rows == columns:
         future = torch.ones(rows, columns, dtype=torch.bool).triu(1)
         blocked = future if packed else ~future
-
-        def change(e):
-            return (e.again(**{name: (at, blocked)}, **plain))  # fmt: skip
-
-        yield Change("causal", "False", "True", change, (event.name,))
+        yield Change("causal", "False", "True", again(attn_mask=(at, blocked), **plain), name)
     shape = key.transpose(0, 1) if packed else torch.empty(key.shape[0], key.shape[-2], 1)
-    for tokens in _masks(shape, context, True):
-        if packed:
+    for kept in _masks(shape, context, True):
 
-            def change(e, t=tokens):
-                return (e.again(key_padding_mask=(14, ~t)))  # fmt: skip
-        else:
+        def masked(e: Event, kept: Callable[[], Tensor] = kept) -> Any:
+            if packed:
+                return e.again(key_padding_mask=(14, ~kept()))
+            return e.again(attn_mask=(3, kept()[:, None, None, :]), is_causal=(5, False))
 
-            def change(e, t=tokens):
-                return e.again(attn_mask=(3, t[:, None, None, :]), is_causal=(5, False))
+        yield Change("mask", "attention_mask=None", "key_padding_mask", masked, name)
+    to_turn, place = ("key_padding_mask", 14) if packed else (a, 3)
+    if padding is not None or (not packed and mask is not None and mask.dtype == torch.bool):
 
-        yield Change("mask", "attention_mask=None", "key_padding_mask", change, (event.name,))
-    if packed and padding is not None:
-        opposite = padding == 0 if padding.dtype == torch.bool else -1e9 * (padding == 0)
+        def opposite(e: Event) -> Any:
+            now = e.argument(place, to_turn)
+            turned = ~now if now.dtype == torch.bool else -1e9 * (now == 0)
+            return e.again(**{to_turn: (place, turned)})
 
-        def change(e):
-            return (e.again(key_padding_mask=(14, opposite)))  # fmt: skip
-
-        yield Change("attention_mask", "mask", "~mask", change, (event.name,))
-    if not packed:
-        if mask is not None and mask.dtype == torch.bool:
-
-            def change(e):
-                return (e.again(attn_mask=(3, ~mask)))  # fmt: skip
-
-            yield Change("attention_mask", "mask", "~mask", change, (event.name,))
-        for scale in (1.0, 1 / query.shape[-1]):
-
-            def change(e, s=scale):
-                return (e.again(scale=(6, s)))  # fmt: skip
-
-            yield Change("attention_scale", "the root", f"{scale:g}", change, (event.name,))
+        yield Change("attention_mask", "", "", opposite, name)
+    for scale in () if packed else (1.0, 1 / query.shape[-1]):
+        yield Change("attention_scale", "", f"{scale:g}", again(scale=(6, scale)), name)
     if packed:
 
-        def turned(e: Event) -> Tensor:
+        def turned(e: Event) -> tuple[Tensor, None]:
             swapped = [tensor.transpose(0, 1) for tensor in e.args[:3]]
-            out = e.function(*swapped, *e.args[3:], **e.kwargs)[0]
-            return out.transpose(0, 1), None
+            return e.function(*swapped, *e.args[3:], **e.kwargs)[0].transpose(0, 1), None
 
-        yield Change("batch_first", "one", "the other", turned, (event.name,))
+        yield Change("batch_first", "", "", turned, name)
 
 
 def _is_causal(mask: Tensor | None) -> bool:

@@ -1,6 +1,6 @@
 """Where a model and its port to the other framework differ first, and why.
 
-    twinbench port my_model.py [--json] [--write-weights FILE]
+    twinbench port my_model.py [--speed] [--json] [--write-weights FILE]
 
 The file is that of `twinbench try`: pytorch() and tensorflow() return (model, loss_fn) or
 (model, loss_fn, optimizer), batch(size, seed) returns (x, y), and copy_weights(pytorch_model,
@@ -8,7 +8,8 @@ tensorflow_model) gives the second the weights of the first. Without copy_weight
 by name, order and shape, and copy_weights.py is written beside the file, as code to keep.
 
 Batch, weights, outputs in evaluation and training mode, dropout, running statistics, the loss,
-gradients, updates and ten steps of training are compared in this order. The exit status is 0 where
+gradients, updates and ten steps of training are compared in this order. With --speed models that
+train the same are timed, too, by `twinbench why`, which takes minutes. The exit status is 0 where
 nothing differs, 1 where something does, 2 for an error.
 """
 
@@ -16,11 +17,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 
-from bench.port.causes import CATALOGUE
+from bench.port.causes import CATALOGUE, TOLD
 from bench.port.report import STEPS, Finding, Report
 from bench.report import parsers
 from bench.report.text import hanging, plain, wrap
@@ -36,6 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = parsers.described("twinbench port", __doc__)
     parser.add_argument("file", metavar="my_model.py")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--speed", action="store_true", help="time both, if they train the same")
     parser.add_argument(
         "--write-weights", metavar="FILE", help="write the match as code there (never over a file)"
     )
@@ -46,6 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
         from bench.port.compare import port
 
         report = port(file, say=_Progress())
+        if given.speed and report.certificate:
+            report.speed = _speed(given.file)
     except ValueError as error:  # BadFile is one
         print(f"{parser.prog}: {plain(error)}", file=sys.stderr)
         return 2
@@ -70,6 +76,18 @@ def _target(asked: str | None, file: Path, has_copy: bool) -> Path | None:
         return Path(asked)
     beside = file.with_name("copy_weights.py")
     return None if has_copy or beside.exists() else beside
+
+
+def _speed(path: str) -> str:
+    """What `twinbench why` answers in one sentence, from processes of each framework."""
+    command = [sys.executable, "-m", "bench", "why", path, "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise ValueError("the models were compared, but could not be timed: see above")
+    answer = json.loads(done.stdout)
+    times = (f"{side['name']} {median(side['rounds']) * 1e3:.3g} ms" for side in
+             (answer["a"], answer["b"]))  # fmt: skip
+    return f"a step takes {', '.join(times)}. {answer['sentence']}"
 
 
 class _Progress:
@@ -99,7 +117,7 @@ def lines(report: Report, name: str) -> list[str]:
 
 
 def _headline(report: Report, name: str) -> list[str]:
-    first = report.first
+    first = report.findings[0] if report.findings else None
     if first is None:
         words = "Nothing differs: the models compute and train the same"
         words += ", once weights are copied." if report.copied else "."
@@ -126,11 +144,16 @@ def _finding(finding: Finding, place: int) -> list[str]:
     text += hanging("   size", size, WIDTH, INDENT)
     text += hanging("   before it", f"equal: {finding.before}", WIDTH, INDENT)
     if cause:
-        checked = "with this changed the difference is gone" if finding.verified else "not checked"
-        text += hanging("   PyTorch", finding.change_pt, WIDTH, INDENT)
-        text += hanging("   or Keras", finding.change_tf, WIDTH, INDENT)
-        text += hanging("   checked", checked, WIDTH, INDENT)
-        text += hanging("   why", finding.why, WIDTH, INDENT)
+        lines = {
+            "change": f"{finding.change_pt} in PyTorch",
+            "or": f"{finding.change_tf} in Keras",
+            "checked": TOLD[cause.told],
+            "PyTorch": cause.pytorch,
+            "Keras": cause.tensorflow,
+            "why": cause.why,
+        }
+        for label, words in lines.items():
+            text += hanging(f"   {label}", words.replace("`", ""), WIDTH, INDENT)
     return text
 
 
@@ -143,7 +166,8 @@ def _certificate(report: Report, name: str) -> list[str]:
         f"{done.loss:.0e} (bound {done.loss_bound:.0e}), weights afterwards within "
         f"{done.weights:.0e} (bound {done.weights_bound:.0e})"
     )
-    speed = f"`twinbench try {name}` measures speed and memory of both"
+    speed = report.speed or f"`twinbench port {name} --speed` times both"
+    speed += f"; `twinbench try {name}` measures memory, too"
     return [*hanging("Certificate", words, WIDTH, INDENT), *hanging("Speed", speed, WIDTH, INDENT)]
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from bench.port.report import Certificate, Finding, Match, Report
+from bench.port.report import Report, Say
 from shared import user_model
 from shared.user_model import SEED, BadFile, File
 
@@ -22,29 +22,7 @@ ENVIRONMENT = {
 MOST_NUMBERS = 2_000_000  # of inputs; the batch is cut down to these
 
 
-@dataclass
-class Comparison:
-    """What is known so far."""
-
-    say: Callable[[str], None]
-    findings: list[Finding] = field(default_factory=list)
-    equal: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    matches: tuple[Match, ...] = ()
-    certificate: Certificate | None = None
-    copied: bool = False
-    code: str = ""
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def report(self) -> Report:
-        """What is answered."""
-        return Report(
-            tuple(self.findings), self.matches, tuple(self.equal), tuple(self.notes),
-            self.certificate, self.copied, self.seconds, self.code,
-        )  # fmt: skip
-
-
-def port(file: File, say: Callable[[str], None] = print) -> Report:
+def port(file: File, say: Say = print) -> Report:
     """Compare the models of a file. Raises BadFile with one line that says what is wrong with it.
 
     say: is told what is looked at. Both frameworks are imported here, and run on the CPU.
@@ -63,15 +41,14 @@ def port(file: File, say: Callable[[str], None] = print) -> Report:
     say("building both models")
     for name, side in (("pytorch", PyTorchSide), ("tensorflow", TensorFlowSide)):
         make = user_model.function(module, name)
-        x, y = batches[name](0)
         try:
-            sides.append(side(_maker(name, module, make), x, y))
+            sides.append(side(_maker(name, module, make), *batches[name](0)))
             sides[-1].check()
         except BadFile as error:
             raise user_model.placed(error, file.path) from error
-    outcome = Comparison(say)
-    _compare(outcome, module, *sides, batches)
-    return outcome.report()
+    report = Report()
+    _compare(report, say, module, *sides, batches)
+    return report
 
 
 def _maker(name: str, module: Any, make: Callable) -> Callable:
@@ -100,121 +77,100 @@ def _batches(module: Any) -> dict[str, Callable[[int], tuple]]:
     }
 
 
-def _compare(outcome: Comparison, module: Any, pt: Any, tf: Any, batches: dict) -> None:
+def _compare(report: Report, say: Say, module: Any, pt: Any, tf: Any, batches: dict) -> None:
     """Go through the steps until one differs without a cause."""
     from bench.port import dropout, gradients, losses, running_statistics, updates
     from bench.port.forward import Forward
+
+    @contextmanager
+    def step(name: str, words: str) -> Iterator[None]:
+        say(words)
+        start = time.monotonic()
+        yield
+        report.seconds[name] = time.monotonic() - start
+
+    with step("weights", "matching weights"):
+        weights = _copied(report, module, pt, tf)
+    forward = Forward(report, say, pt, tf, weights)
+    for mode, words in (
+        ("evaluation", "outputs in evaluation mode"),
+        ("training", "outputs in training mode, dropout off"),
+    ):
+        with step(mode, f"comparing {words}"):
+            before = len(report.findings)
+            both = forward.search(mode)
+            if both is None:
+                return
+            if len(report.findings) == before:
+                report.equal.append(f"{words} ({both.size:.0e}, bound {both.bound:.0e})")
+                if mode == "evaluation":
+                    _precision(report, weights, both)
+    with step("dropout", "comparing dropout"):
+        dropout.compare(report, pt, tf, both)
+    with step("statistics", "comparing running statistics"):
+        running_statistics.compare(report, pt, tf, weights, both)
+    with step("loss", "comparing the loss"):
+        same_loss = losses.compare(report, pt, tf, both)
+    with step("gradients", "comparing gradients"):
+        grads = gradients.compare(report, pt, tf, weights, same_loss)
+    with step("update", "comparing the optimizers"):
+        settings = updates.compare(report, pt, tf, weights, grads)
+    steps = ("gradients", "update", "steps")  # after what is frozen on one side both train alike
+    apart = any(f.step in steps and f.cause != "frozen" for f in report.findings)
+    if same_loss and settings and not apart:
+        with step("steps", "training both"):
+            updates.train(report, pt, tf, weights, settings, batches)
+
+
+def _copied(report: Report, module: Any, pt: Any, tf: Any) -> Any:
+    """The match of both models' weights, which are copied by the file, or by the match."""
     from bench.port.weights import Weights
 
-    clock = _Clock(outcome.seconds)
-    has_copy = hasattr(module, "copy_weights")
-    if has_copy:
-        arguments = (module.copy_weights, pt.model, tf.model)
-        user_model.call("copy_weights", module.__file__, *arguments)
-    _inputs(outcome, pt, tf)
+    report.copied = not hasattr(module, "copy_weights")
+    if not report.copied:
+        user_model.call("copy_weights", module.__file__, module.copy_weights, pt.model, tf.model)
+    _inputs(report, pt, tf)
     weights = Weights(pt, tf, (pt.trace(), tf.trace()))
-    outcome.matches = weights.matches()
-    outcome.copied, outcome.code = not has_copy, weights.code()
+    report.matches, report.code = weights.matches(), weights.code()
     for side, names in zip(("PyTorch", "TensorFlow"), weights.left, strict=True):
         if names:
-            outcome.notes.append(f"weights of {side} without a match: {', '.join(names[:5])}")
-    if not has_copy:
-        outcome.notes.append(
+            report.notes.append(f"weights of {side} without a match: {', '.join(names[:5])}")
+    if report.copied:
+        report.notes.append(
             "the file has no copy_weights, so that both models begin with other initial values; "
             "they were copied by the match"
         )
         for pair in weights.pairs:
             weights.copy(pair)
-    clock("weights")
-    forward = Forward(pt, tf, weights, outcome.say, outcome.findings)
-    for step, words in (
-        ("evaluation", "outputs in evaluation mode"),
-        ("training", "outputs in training mode, dropout off"),
-    ):
-        outcome.say(f"comparing {words}")
-        both, before = None, len(outcome.findings)
-        both = forward.search(step)
-        clock(step)
-        if both is None:
-            return
-        if len(outcome.findings) == before:
-            outcome.equal.append(f"{words} ({both.size:.0e}, bound {both.bound:.0e})")
-            if step == "evaluation":
-                _precision(outcome, weights, both)
-    outcome.say("comparing dropout")
-    dropout.compare(outcome, pt, tf, weights, both)
-    clock("dropout")
-    running_statistics.compare(outcome, pt, tf, weights, both)
-    clock("statistics")
-    outcome.say("comparing the loss")
-    same_loss = losses.compare(outcome, pt, tf, both)
-    clock("loss")
-    outcome.say("comparing gradients")
-    grads = gradients.compare(outcome, pt, tf, weights, same_loss)
-    clock("gradients")
-    outcome.say("comparing the optimizers")
-    settings = updates.compare(outcome, pt, tf, weights, grads)
-    clock("update")
-    trained_alike = not any(
-        f.step in ("gradients", "update", "steps") or f.cause == "norm_frozen"
-        for f in outcome.findings
-    )
-    if same_loss and trained_alike and settings is not None:
-        outcome.say("training both")
-        updates.train(outcome, pt, tf, weights, settings, batches)
-        clock("steps")
+    return weights
 
 
-def _precision(outcome: Comparison, weights: Any, both: Any) -> None:
+def _precision(report: Report, weights: Any, both: Any) -> None:
     """Add the layers whose weights are float64 on one side: results differ by rounding only."""
-    from bench.port.causes import CATALOGUE
-
-    def is_double(dtype: Any) -> bool:
-        return "float64" in str(dtype)
-
-    mixed = [
-        pair
-        for pair in weights.pairs
-        for transfer in pair.transfers[:1]
-        if is_double(transfer.variable.dtype) != is_double(weights.state[transfer.names[0]].dtype)
-    ]
+    mixed = []
+    for pair in weights.pairs:
+        one = pair.transfers[0]
+        types = [str(kind) for kind in (one.variable.dtype, weights.state[one.names[0]].dtype)]
+        if ("float64" in types[0]) != ("float64" in types[1]):
+            mixed.append(pair)
     if mixed:
-        cause = CATALOGUE["float64"]
-        words = (cause.key, True, cause.change_pt, cause.change_tf, cause.why)
-        before = "outputs, up to rounding"
-        outcome.findings.append(
-            Finding(
-                "evaluation", *mixed[0].layers, both.size, both.bound, before, *words, len(mixed)
-            )
-        )
+        words = ("outputs, up to rounding", "float64")
+        report.add("evaluation", mixed[0].layers, both.size, both.bound, *words, places=len(mixed))
 
 
-class _Clock:
-    def __init__(self, seconds: dict[str, float]):
-        self.seconds, self.last = seconds, time.monotonic()
-
-    def __call__(self, step: str) -> None:
-        now = time.monotonic()
-        self.seconds[step] = now - self.last
-        self.last = now
-
-
-def _inputs(outcome: Comparison, pt: Any, tf: Any) -> None:
+def _inputs(report: Report, pt: Any, tf: Any) -> None:
     """Whether both models are given the same batch, in whatever layout."""
-    from bench.port.causes import CATALOGUE
     from bench.port.values import closest, numpy
 
-    ours, theirs = (user_model.leaves(side.x) for side in (pt, tf))
-    for a, b in zip(ours, theirs, strict=False):
-        one, other = numpy(a), numpy(b)
+    ours, theirs = ([numpy(leaf) for leaf in user_model.leaves(side.x)] for side in (pt, tf))
+    for one, other in zip(ours, theirs, strict=False):
         size = closest(one, other)
         # Of inputs by name the order says nothing, and one such as segments is constant.
-        known = any(closest(numpy(each), other) <= 1e-6 for each in ours)
+        known = any(closest(array, other) <= 1e-6 for array in ours)
         if size <= 1e-6 or (isinstance(pt.x, dict) and (known or np.ptp(other.astype(float)) == 0)):
             continue
         reshaped = one.size == other.size and np.array_equal(one.reshape(other.shape), other)
-        cause = CATALOGUE["data_format"] if reshaped else None
-        words = (cause.key, True, cause.change_pt, cause.change_tf, cause.why) if cause else ()
-        outcome.findings.append(Finding("input", "", "", size, 1e-6, "nothing yet", *words))
+        key = "data_format" if reshaped else None
+        report.add("input", ("", ""), size, 1e-6, "nothing yet", key)
         return
-    outcome.equal.append("the batch")
+    report.equal.append("the batch")

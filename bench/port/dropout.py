@@ -2,43 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
-from bench.port.causes import CATALOGUE
-from bench.port.pytorch_side import DROPOUTS, RECURRENT
+from bench.port.pytorch_side import ATTENTION, DROPOUTS, RECURRENT, Event
 from bench.port.recurrent import Settings, is_packed, run, run_packed
-from bench.port.report import Finding
+from bench.port.report import Report
 from bench.port.values import closest, numpy
 
 MOST_ROWS = 50  # of packed sequences that are looked for
+MOST_CALLS, ENOUGH = 40, 2000  # of a layer, to see what it drops; independent numbers that it drew
 SIGMAS = 5.0  # by which two shares may differ before they count as different
+BEFORE = "all outputs without dropout"
 
 
 @dataclass
 class Place:
-    """Where something is dropped. given: what it is given while nothing is dropped."""
+    """Where something is dropped. rate: as it is set. given: what it is given while nothing is
+    dropped. drop: gives that with a part dropped."""
 
     layer: str
     rate: float
-    whole: bool  # channels
     given: np.ndarray
+    drop: Callable[[], Any]
+    channels_last: bool = False
     packed: bool = False
 
+    def __post_init__(self) -> None:
+        self.share, self.what, self.scatter = _measured(self)
+        if abs(self.share - self.rate) > max(self.scatter, 0.02):
+            self.rate = self.share
 
-def compare(outcome: Any, pt: Any, tf: Any, weights: Any, both: Any) -> None:
+
+def compare(report: Report, pt: Any, tf: Any, both: Any) -> None:
     """Add findings."""
-    ours, theirs = _pytorch(pt, both), _tensorflow(tf, both)
-    recurrent = _recurrent(tf, both)
-    count = len(ours) + len(theirs) + len(recurrent)
-    before = len(outcome.findings)
-    if recurrent:
-        name, rate = recurrent[0]
+    ours = [place for event in both.pt.events for place in _of_event(event, both.pt.events)]
+    theirs = [place for call in both.tf.calls for place in _of_layer(call)]
+    ours, theirs = ([place for place in side if place.rate] for side in (ours, theirs))
+    recurrent = [(call, rate) for call in both.tf.calls if (rate := _recurrent_rate(tf, call))]
+    count = max(len(ours), len(theirs))
+    for call, rate in recurrent[:1]:
         modules = [e.layer for e in both.pt.events if e.name in RECURRENT]
-        _add(outcome, "recurrent_dropout", modules[:1] or [""], [name], rate, a=f"{rate:g}")
+        words = (rate, 1e-6, BEFORE, "recurrent_dropout", (f"{rate:g}", ""))
+        report.add("dropout", ((*modules, "")[0], call.name), *words)
         ours = [place for place in ours if place.layer not in modules]
     bound = max(both.bounds, default=1e-5)
     for place in list(ours):
@@ -47,41 +58,33 @@ def compare(outcome: Any, pt: Any, tf: Any, weights: Any, both: Any) -> None:
             continue
         ours.remove(place)
         theirs.remove(twin)
-        names = [place.layer], [twin.layer]
-        apart = abs(place.rate - twin.rate)
-        if place.whole != twin.whole:
-            words = ("Dropout2d", "Dropout") if twin.whole else ("Dropout", "Dropout2d")
-            b, a = words
-            a = "SpatialDropout2D" if a == "Dropout2d" else "Dropout"
-            _add(outcome, "dropout_shape", *names, 1.0, a=a, b=b)
-        elif apart > 1e-6:
-            a, b = f"{place.rate:g}", f"{twin.rate:g}"
-            if abs(place.rate - (1 - twin.rate)) < 1e-6:
-                a += " (not the share that is kept)"
-            _add(outcome, "dropout_rate", *names, apart, a=a, b=b)
-    attention = _attention(pt, tf, weights, both)
-    for pt_name, tf_name, p, rate in attention:
-        theirs = [t for t in theirs if not t.layer.startswith(tf_name)]
-        if abs(p - rate) > 1e-6:
-            _add(
-                outcome,
-                "dropout_rate",
-                [pt_name],
-                [tf_name],
-                abs(p - rate),
-                a=f"{p:g}",
-                b=f"{rate:g}",
-            )
-    for place in ours:
-        a, b = f"Dropout({place.rate:g}) where {place.layer} has it", "no dropout there"
-        _add(outcome, "dropout_missing", [place.layer], [""], place.rate, a, b)
-    for place in theirs:
-        a, b = "no dropout there", f"nn.Dropout({place.rate:g}) where {place.layer} is"
-        _add(outcome, "dropout_missing", [""], [place.layer], place.rate, a, b)
-    if (count or attention) and len(outcome.findings) == before:
-        outcome.equal.append(
-            f"dropout at {max(count // 2, len(attention), 1)} places: its rate and shape"
-        )
+        layers, apart = (place.layer, twin.layer), abs(place.rate - twin.rate)
+        key, values = "dropout_rate", (f"{place.rate:g}", f"{twin.rate:g}")
+        if place.what != twin.what:
+            key, values, apart = "dropout_shape", (place.what, twin.what), 1.0
+        if apart > 1e-6:
+            right = _is_right(place, twin)
+            report.add("dropout", layers, apart, 1e-6, BEFORE, key if right else None, values)
+    for place in (*ours, *theirs):
+        here = f"Dropout({place.rate:g})` where {place.layer} has it"
+        layers, values = (place.layer, ""), (f"`layers.{here}", "no dropout")
+        if place in theirs:
+            layers, values = ("", place.layer), ("no dropout", f"`nn.{here}")
+        words = (place.rate, 1e-6, BEFORE, "dropout_missing", values)
+        report.add("dropout", layers, *words)
+    if count and not report.has("dropout"):
+        report.equal.append(f"dropout at {count} places: its rate and shape")
+
+
+def _is_right(place: Place, twin: Place) -> bool:
+    """Whether PyTorch drops what TensorFlow does once it is told to: checked by dropping."""
+    given = torch.from_numpy(np.ascontiguousarray(place.given))
+    ones = {"values": 0, "channels": given.ndim - 2, "samples": given.ndim - 1}[twin.what]
+    noise = torch.empty(given.shape[: given.ndim - ones] + (1,) * ones)
+    drop = lambda: given * noise.bernoulli_(1 - twin.rate)  # noqa: E731
+    changed = Place("", twin.rate, place.given, drop)
+    near = abs(changed.share - twin.share) <= max(changed.scatter + twin.scatter, 0.02)
+    return near and changed.what == twin.what
 
 
 def _is_same(place: Place, twin: Place, bound: float) -> bool:
@@ -97,109 +100,100 @@ def _is_same(place: Place, twin: Place, bound: float) -> bool:
     )
 
 
-def _add(outcome: Any, key: str, pt: list, tf: list, size: float, a: str = "", b: str = "") -> None:
-    cause = CATALOGUE[key]
-    words = [text.format(a=a, b=b) for text in (cause.change_pt, cause.change_tf)]
-    before = "all outputs without dropout"
-    outcome.findings.append(
-        Finding("dropout", pt[0], tf[0], size, 1e-6, before, key, True, *words, cause.why)
-    )
-
-
-def _pytorch(pt: Any, both: Any) -> list[Place]:
-    """Calls of dropout, with the share that they drop; what nn.LSTM drops between its layers."""
-    places = []
-    active = pt.trace(training=True, dropout=True).events
-    for event, with_dropout in zip(both.pt.events, active, strict=False):
-        if with_dropout.name in DROPOUTS:
-            rate, whole = _measured(with_dropout.args[0], with_dropout.out, channels_last=False)
-            nominal = with_dropout.argument(1, "p", 0.5)
-            rate = _rounded(rate, nominal, with_dropout.out)
-            if rate:
-                places.append(Place(event.layer, rate, whole, numpy(event.args[0])))
-        elif event.name in RECURRENT:
-            places += _between(with_dropout, event)
+def _of_event(event: Event, events: list[Event]) -> list[Place]:
+    """What a call of PyTorch drops: dropout, attention, between layers of nn.LSTM, samples."""
+    name, layer, places = event.name, event.layer, []
+    if name in DROPOUTS:
+        x = event.args[0] if event.args else event.kwargs["input"]
+        drop = lambda: event.again(input=(0, x.clone()))  # noqa: E731
+        places.append(Place(layer, float(event.argument(1, "p", 0.5)), numpy(x), drop))
+    elif name in ATTENTION and event.argument(ATTENTION[name], "dropout_p", 0.0):
+        kept = _attention(event, 0.0)
+        rate = float(event.argument(ATTENTION[name], "dropout_p"))
+        places.append(Place(layer, rate, numpy(kept), lambda: _attention(event, rate)))
+    elif name in RECURRENT:
+        places += _between(event)
+    noise = events[event.place - 1] if event.place else event
+    if "mul" in name and "div" in noise.name and event.place > 1:
+        noise = events[event.place - 2]
+    if "mul" in name and noise.name == "bernoulli_":
+        x, kept = event.args[0], float(noise.argument(1, "p", 0.5))
+        drawn = torch.empty(noise.out.shape)
+        places.append(Place(layer, 1 - kept, numpy(x), lambda: x * drawn.bernoulli_(kept)))
     return places
 
 
-def _between(active: Any, event: Any) -> list[Place]:
-    packed = is_packed(active.args)
-    layers, rate = active.args[5 if packed else 4], active.args[6 if packed else 5]
+def _attention(event: Event, rate: float) -> torch.Tensor:
+    """The weights of a call of attention, with a share of them dropped."""
+    changed: dict[str, tuple] = {"dropout_p": (ATTENTION[event.name], rate)}
+    if event.name == "scaled_dot_product_attention":
+        key = event.args[1]
+        value = torch.eye(key.shape[-2], dtype=key.dtype).expand(*key.shape[:-1], key.shape[-2])
+        return event.again(value=(2, value), **changed)
+    changed |= {"need_weights": (15, True), "average_attn_weights": (99, False)}
+    return event.again(**changed)[1]
+
+
+def _between(event: Event) -> list[Place]:
+    """What nn.LSTM drops between its layers: it is read from its settings."""
+    packed, args = is_packed(event.args), list(event.args)
+    at = 5 if packed else 4
+    layers, rate = args[at : at + 2]
     places = []
-    kind, both = event.name.split("_")[0], event.args[8 if packed else 7]
     for layer in range(1, layers if rate else 1):
-        args = list(event.args)
-        args[5 if packed else 4] = layer
-        if packed:
-            out = run_packed(kind, tuple(args), Settings())[0]
-        else:
-            out = run(kind, args[0], args[2], args[3], layer, both, args[8], Settings(), None)[0]
-        places.append(Place(event.layer, rate, False, numpy(out), packed))
+        args[at] = layer
+        out = (run_packed if packed else run)(event.name.split("_")[0], tuple(args), Settings())[0]
+        drop = lambda out=out: F.dropout(out, rate)  # noqa: E731
+        places.append(Place(event.layer, float(rate), numpy(out), drop, packed=packed))
     return places
 
 
-def _tensorflow(tf: Any, both: Any) -> list[Place]:
-    active = {call.name: call for call in tf.trace(training=True, dropout=True).calls}
-    places = []
-    for call in both.tf.calls:
-        if "Dropout" not in type(call.layer).__name__ or not call.inputs:
-            continue
-        with_dropout = active[call.name]
-        rate, whole = _measured(with_dropout.inputs[0], with_dropout.out, channels_last=True)
-        rate = _rounded(rate, float(getattr(call.layer, "rate", rate)), with_dropout.out)
-        if rate:
-            places.append(Place(call.name, rate, whole, numpy(call.inputs[0])))
-    return places
+def _of_layer(call: Any) -> list[Place]:
+    """What a layer of Keras drops, if it is one of dropout."""
+    if "Dropout" not in type(call.layer).__name__ or not call.inputs:
+        return []
+    x = call.inputs[0]
+    rate, last = float(getattr(call.layer, "rate", 0.0)), x.shape.rank > 2
+    return [Place(call.name, rate, numpy(x), lambda: call.layer(x, training=True), last)]
 
 
-def _measured(given: Any, out: Any, *, channels_last: bool) -> tuple[float, bool]:
-    """The share that is dropped, and whether it is whole channels."""
-    x, y = numpy(given), numpy(out)
-    x = np.moveaxis(x, -1, 1) if channels_last and x.ndim > 2 else x
-    y = np.moveaxis(y, -1, 1) if channels_last and y.ndim > 2 else y
-    there, dropped = x != 0, (x != 0) & (y == 0)
-    if not there.any() or not dropped.any():
-        return 0.0, False
-    rate = float(dropped.sum() / there.sum())
-    if x.ndim < 3:
-        return rate, False
-    axes = tuple(range(2, x.ndim))
-    partly = (dropped.sum(axes) > 0) & (dropped.sum(axes) < there.sum(axes))
-    return rate, not partly.any()
+def _measured(place: Place) -> tuple[float, str, float]:
+    """The share that is dropped, whether values, channels or samples are, and how far a share may
+    be off by chance."""
+    x = np.moveaxis(place.given, -1, 1) if place.channels_last else place.given
+    there = x != 0
+    axes = {"samples": tuple(range(1, x.ndim)), "channels": tuple(range(2, x.ndim))}
+    kinds = {name: over for name, over in axes.items() if over and not place.packed}
+    dropped, total, drawn = 0, 0, 0
+    for _ in range(MOST_CALLS):
+        y = numpy(place.drop())
+        gone = there & ((np.moveaxis(y, -1, 1) if place.channels_last else y) == 0)
+        kinds = {
+            name: over for name, over in kinds.items()
+            if np.array_equal(gone.sum(over), there.sum(over) * gone.any(over))
+        }  # fmt: skip
+        dropped, total = dropped + gone.sum(), total + there.sum()
+        over = next(iter(kinds.values()), ())
+        drawn += there.any(over).sum() if over else there.sum()
+        if drawn >= ENOUGH:
+            break
+    share = float(dropped / max(total, 1))
+    what = next(iter(kinds), "values") if dropped else "values"
+    rate = min(max(place.rate, 0.01), 0.99)
+    return share, what, SIGMAS * float(np.sqrt(rate * (1 - rate) / max(drawn, 1)))
 
 
-def _rounded(measured: float, nominal: float, out: Any) -> float:
-    """The rate that a layer has, where what was measured does not contradict it."""
-    count = max(min(np.size(numpy(out)), 10_000), 1) / 16  # channels are dropped together
-    scatter = SIGMAS * np.sqrt(max(nominal * (1 - nominal), 1e-4) / count)
-    return nominal if abs(measured - nominal) <= max(scatter, 0.02) else measured
+def _recurrent_rate(tf: Any, call: Any) -> float:
+    """At which a recurrent layer of Keras drops by itself: its outputs scatter only if it does."""
+    cell = getattr(call.layer, "cell", None)
+    rates = [getattr(cell, name, 0.0) or 0.0 for name in ("dropout", "recurrent_dropout")]
+    if cell is None or not any(rates):
+        return 0.0
 
+    def scatters() -> bool:
+        one, other = (numpy(call.layer(call.inputs[0], training=True)) for _ in range(2))
+        return not np.array_equal(one, other)
 
-def _recurrent(tf: Any, both: Any) -> list[tuple[str, float]]:
-    """Keras's recurrent layers that drop by themselves."""
-    layers = []
-    for call in both.tf.calls:
-        cell = getattr(call.layer, "cell", None)
-        rates = [getattr(cell, name, 0.0) or 0.0 for name in ("dropout", "recurrent_dropout")]
-        if cell is not None and any(rates):
-            layers.append((call.name, max(rates)))
-    return layers
-
-
-def _attention(pt: Any, tf: Any, weights: Any, both: Any) -> list[tuple[str, str, float, float]]:
-    """Layers of attention, with the rates at which each side drops scores."""
-    layers = {
-        call.name: call.layer for call in both.tf.calls if hasattr(call.layer, "_dropout_layer")
-    }
-    pairs = []
-    for pair in weights.pairs:
-        module, _, role = pair.pt.name.rpartition(".")
-        outer = pair.tf.name.rpartition("/")[0]
-        if (
-            role == "query"
-            and outer in layers
-            and isinstance(pt.module(module), torch.nn.MultiheadAttention)
-        ):
-            rate = float(getattr(layers[outer], "_dropout", 0.0) or 0.0)
-            pairs.append((module, outer, pt.module(module).dropout, rate))
-    return pairs
+    with tf.without_dropout():
+        still = scatters()
+    return float(max(rates)) if scatters() and not still else 0.0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import permutations
 from typing import Any
 
@@ -12,23 +13,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.port import pytorch_side, tensorflow_side
+from bench.port import pytorch_side, scaling, tensorflow_side
 from bench.port.alternatives import Change, Context, changes
-from bench.port.causes import CATALOGUE
-from bench.port.pytorch_side import RECURRENT, Event, PyTorchSide
+from bench.port.pytorch_side import RECURRENT, Event, Patch, PyTorchSide
 from bench.port.recurrent import FUNCTIONS, Settings
-from bench.port.report import Finding
+from bench.port.report import Report, Say
 from bench.port.tensorflow_side import TensorFlowSide
 from bench.port.values import (
     FLOOR,
     TIMES_ROUNDING,
     WITHOUT_ROUNDING,
-    Index,
+    Entry,
     closest,
     numpy,
     varies,
 )
-from bench.port.weights import Pair, Weights
+from bench.port.weights import GATES, Pair, Transfer, Weights
 from shared import user_model
 from shared.user_model import BadFile
 
@@ -48,44 +48,70 @@ class Pass:
     size: float = 0.0  # of the outputs' difference
     bound: float = 0.0
 
+    def bound_at(self, place: int) -> float:
+        """Of a call; never less than those before it have had."""
+        return max(self.bounds[: place + 1], default=FLOOR)
+
+    def match(self, event: Event, out: Tensor | None = None, layer: str | None = None) -> Any:
+        """TensorFlow's tensor that is equal to a call's output, or to a changed one."""
+        tensor = event.out if out is None else out
+        return self.tf.index.match(numpy(tensor), self.bound_at(event.place), layer)
+
 
 @dataclass
 class Forward:
     """Looks for differences of outputs. Changes of calls that were right stay in force."""
 
+    report: Report
+    say: Say
     pt: PyTorchSide
     tf: TensorFlowSide
     weights: Weights
-    say: Callable[[str], None]
-    findings: list[Finding] = field(default_factory=list)
+    taken: set[int] = field(default_factory=set)  # places of TensorFlow's tensors with an equal
 
     def search(self, step: str) -> Pass | None:
         """Look for all differences of a mode; None where one is left without a cause."""
         training, start = step == "training", time.process_time()
-        theirs = self.tf.trace(training=training)
-        bounds = self._bounds(training)
-        context, repaired = self._context(training), False
-        for _ in range(MOST_CHANGES):
+        theirs, bounds = self.tf.trace(training=training), self._bounds(training)
+        context, scaled = self._context(training), None
+        both = self._compared(theirs, bounds, training)
+        if both.size > both.bound and not training:
+            scaled = scaling.find(self.pt, self.tf, both.pt, theirs, self.weights)
+            if scaled:
+                self.pt.before = scaled.apply
+                bounds = self._bounds(training)
+                both = self._compared(theirs, bounds, training)
+        if both.size > both.bound and not training and self._repair(both):
+            theirs = self.tf.trace()
             both = self._compared(theirs, bounds, training)
+        for _ in range(MOST_CHANGES):
+            if both.size > both.bound:
+                self.say(f"the outputs differ by {both.size:.1e}: looking for the layer")
+                context.events = both.pt.events
+                event, change, before = self._cause(both, context)
+                if change is None or time.process_time() - start > MOST_SECONDS:
+                    break
+            if scaled:  # what was changed or is equal now shows that the scaling is right
+                layers, ends = (
+                    (scaled.ours.layer, scaled.theirs.layer),
+                    (scaled.theirs, scaled.ours),
+                )
+                words = tuple(str(a.to(b)) for a, b in (ends, ends[::-1]))
+                self.report.add(
+                    step, layers, scaled.size, FLOOR, "the inputs", "preprocessing", words
+                )
+                scaled = None
             if both.size <= both.bound:
                 return both
-            if not repaired and step == "evaluation" and (again := self._repaired(both)):
-                theirs, repaired = again, True
-                continue
-            self.say(f"the outputs differ by {both.size:.1e}: looking for the layer")
-            context.events = both.pt.events
-            event, change, before = self._cause(both, context)
-            if change is None or time.process_time() - start > MOST_SECONDS:
-                self.findings.append(self._unexplained(step, both))
-                return None
-            places = self._change(event, change, both)
-            self._note(step, both, event, change, before, places)
-        self.findings.append(self._unexplained(step, both))
+            self._note(
+                step, both, event, change, before, self._change(event, change, both, context)
+            )
+            both = self._compared(theirs, bounds, training)
+        if scaled:
+            self.pt.before = lambda x: x
+            both = self._compared(theirs, bounds, training)
+        self._unexplained(step, both)
         return None
-
-    def compare(self, training: bool) -> Pass:
-        """Run both once more."""
-        return self._compared(self.tf.trace(training=training), self._bounds(training), training)
 
     def _bounds(self, training: bool) -> list[float]:
         events = self.pt.trace(training=training).events
@@ -97,265 +123,204 @@ class Forward:
     def _compared(self, theirs: Any, bounds: list[float], training: bool) -> Pass:
         ours = self.pt.trace(training=training)
         both = Pass(ours, theirs, bounds)
-        shapes = [tuple(map(tuple, (t.shape for t in side.outputs))) for side in (ours, theirs)]
-        sizes = [np.prod(shape, dtype=int) for shape in shapes[0]]
-        if sizes != [np.prod(shape, dtype=int) for shape in shapes[1]]:
-            words = [", ".join(map(str, shape)) for shape in shapes]
+        shapes = [[tuple(t.shape) for t in side.outputs] for side in (ours, theirs)]
+        sizes = [[np.prod(shape, dtype=int) for shape in side] for side in shapes]
+        if sizes[0] != sizes[1]:
+            words = [", ".join(map(str, side)) for side in shapes]
             raise BadFile(
                 f"the models are no twins: PyTorch's gives {words[0]}, TensorFlow's {words[1]}"
             )
         places = {id(event.out): event.place for event in ours.events}
         for a, b in zip(ours.outputs, theirs.outputs, strict=True):
-            bound = self._bound(both, places.get(id(a), len(bounds) - 1))
+            bound = both.bound_at(places.get(id(a), len(bounds) - 1))
             size = closest(numpy(a), numpy(b))
             if size / bound >= both.size / (both.bound or 1.0):
                 both.size, both.bound = size, bound
         return both
 
-    def _bound(self, both: Pass, place: int) -> float:
-        """Of a call; never less than those before it have had."""
-        return max(both.bounds[: place + 1], default=FLOOR) if both.bounds else FLOOR
-
     def _cause(self, both: Pass, context: Context) -> tuple:
         """The first call with a change that makes it equal to something in TensorFlow."""
-        before, taken, unequal = "", set(), []
+        before, unequal = "", []
+        self.taken = set()
         for event in both.pt.events:
-            entry = both.tf.index.match(numpy(event.out), self._bound(both, event.place))
-            if entry:
-                taken.add(entry.place)
+            if entry := both.match(event):
+                self.taken.add(entry.place)
                 before = before if unequal else event.layer or before
             else:
                 unequal.append(event)
         for event in unequal:
-            bound = self._bound(both, event.place)
             for change in changes(event, context):
                 out = _tried(change, event)
                 if out is None:
                     continue
                 if change.shown_later:
-                    if self._shows(event, change, both, context, taken):
+                    if self._shows(event, change, both, context):
                         return event, change, before
-                elif varies(numpy(out)) and both.tf.index.match(numpy(out), bound):
+                elif varies(numpy(out)) and both.match(event, out):
                     return event, change, before
         # What a reshape or a factor gives may equal another tensor; it shows where it is used.
         last = _first_of(unequal, both.pt.events)
         for event in reversed(both.pt.events[max(last - WINDOW, 0) : last + WINDOW]):
             for change in changes(event, context) if event.name in SHOWN_LATER else ():
-                tried = _tried(change, event) is not None
-                if tried and self._shows(event, change, both, context, taken):
+                if _tried(change, event) is not None and self._shows(event, change, both, context):
                     return event, change, before
         return None, None, before
 
-    def _change(self, event: Event, change: Change, both: Pass) -> int:
-        """Have the change in force for all calls like it, or for this one; how many it was."""
-        count = [0]
-        context = self._context(both.pt.training)
-        context.events = both.pt.events
-        alike, single = _alike(event, change, context, count), _single(event, change)
-        without_harm: list[int] = []
-        for patch in (alike, single):
-            self.pt.patches.append(patch)
-            count[0] = 0
-            try:
-                ours = self.pt.trace(training=both.pt.training)
-            except Exception:  # a call that is not alike after all
-                self.pt.patches.remove(patch)
-                continue
-            if self._moved(both, ours):
-                return max(count[0], 1)
-            pairs = zip(both.pt.events, ours.events, strict=False)
-            if count[0] > 1 and not any(self._worse(old, new, both) for old, new in pairs):
-                without_harm.append(count[0])
+    @contextmanager
+    def _patched(self, patch: Patch, both: Pass) -> Any:
+        """PyTorch's run with a patch, None where calls after it fail; it is taken off again."""
+        self.pt.patches.append(patch)
+        try:
+            ours = self.pt.trace(training=both.pt.training)
+        except Exception:  # of another shape than calls after it take
+            ours = None
+        finally:
             self.pt.patches.remove(patch)
-        if without_harm:
-            self.pt.patches.append(alike)
-            return without_harm[0]
-        self.pt.patches.append(_single(event, change))
-        return 1
+        yield ours
 
-    def _shows(
-        self, event: Event, change: Change, both: Pass, context: Context, taken: set
-    ) -> bool:
-        """Whether calls after a changed one, or outputs, have their equal then and had none."""
-        for patch in (_single(event, change), _alike(event, change, context, [0])):
-            self.pt.patches.append(patch)
-            try:
-                ours = self.pt.trace(training=both.pt.training)
-            except Exception:  # of another shape than calls after it take
-                continue
-            finally:
-                self.pt.patches.remove(patch)
-            first = event.place + 1
-            pairs = list(zip(both.pt.events[first:], ours.events[first:], strict=False))[:WINDOW]
-            if any(self._worse(old, new, both) for old, new in pairs):
-                continue
-            for old, new in pairs:
-                bound = self._bound(both, old.place)
-                if both.tf.index.match(numpy(old.out), bound):
+    def _change(self, event: Event, change: Change, both: Pass, context: Context) -> int:
+        """Have the change in force for all calls like it, or for this one; how many it was."""
+        count: list[int] = []
+        alike, single = _alike(event, change, context, count), _single(event, change)
+        harmless = 0
+        for patch in (alike, single):
+            count.clear()
+            with self._patched(patch, both) as ours:
+                if ours is None:
                     continue
-                entry = both.tf.index.match(numpy(new.out), bound)
-                if entry and entry.place not in taken and varies(numpy(new.out)):
-                    return True
-            for old, new, theirs in zip(
-                both.pt.outputs, ours.outputs, both.tf.outputs, strict=True
-            ):
-                sizes = [closest(numpy(t), numpy(theirs)) for t in (old, new)]
-                if sizes[1] <= both.bound < sizes[0] and varies(numpy(new)):
-                    return True
+                outputs = zip(ours.outputs, both.tf.outputs, strict=True)
+                if all(closest(numpy(a), numpy(b)) <= both.bound for a, b in outputs):
+                    self.pt.patches.append(patch)
+                    return max(len(count), 1)
+                pairs = zip(both.pt.events, ours.events, strict=False)
+                if len(count) > 1 and not any(self._worse(*pair, both) for pair in pairs):
+                    harmless = len(count)
+        self.pt.patches.append(alike if harmless else single)
+        return harmless or 1
+
+    def _shows(self, event: Event, change: Change, both: Pass, context: Context) -> bool:
+        """Whether calls after a changed one, or outputs, have their equal then and had none."""
+        for patch in (_single(event, change), _alike(event, change, context, [])):
+            with self._patched(patch, both) as ours:
+                if ours is None:
+                    continue
+                first = event.place + 1
+                pairs = zip(both.pt.events[first:], ours.events[first:], strict=False)
+                pairs = list(pairs)[:WINDOW]
+                if any(self._worse(old, new, both) for old, new in pairs):
+                    continue
+                for old, new in pairs:
+                    entry = None if both.match(old) else both.match(old, new.out)
+                    if entry and entry.place not in self.taken and varies(numpy(new.out)):
+                        return True
+                outputs = zip(both.pt.outputs, ours.outputs, both.tf.outputs, strict=True)
+                for old, new, theirs in outputs:
+                    sizes = [closest(numpy(t), numpy(theirs)) for t in (old, new)]
+                    if sizes[1] <= both.bound < sizes[0] and varies(numpy(new)):
+                        return True
         return False
 
     def _worse(self, old: Event, new: Event, both: Pass) -> bool:
         """Whether a call had its equal and has none once something before it was changed."""
-        bound = self._bound(both, old.place)
-        had = both.tf.index.match(numpy(old.out), bound)
-        return bool(had) and not both.tf.index.match(numpy(new.out), bound)
+        return bool(both.match(old)) and not both.match(old, new.out)
 
-    def _moved(self, both: Pass, ours: Any) -> bool:
-        """Whether the outputs are equal now."""
-        for a, b in zip(ours.outputs, both.tf.outputs, strict=True):
-            if closest(numpy(a), numpy(b)) > both.bound:
-                return False
-        return True
-
-    def _note(self, step, both, event, change, before, places) -> None:
-        """Add a finding, or one more place to the last of the same cause."""
-        cause = CATALOGUE[change.key]
-        out = change.apply(_harmless(event))
-        out = out[0] if isinstance(out, tuple) else out
-        entries = list(both.tf.index.matches(numpy(out), self._bound(both, event.place)))
+    def _note(self, step, both: Pass, event: Event, change: Change, before, places: int) -> None:
+        """Add a finding, or more places to one of the same cause."""
+        out = _first(change.apply(_harmless(event)))
+        bound = both.bound_at(event.place)
+        entries: list[Entry] = list(both.tf.index.matches(numpy(out), bound))
         entry = entries[-1 if event.name in RESHAPES else 0] if entries else None
-        layer_tf = entry.layer if entry else ""
-        last = self.findings[-1] if self.findings else None
-        words = [text.format(a=change.a, b=change.b, pads=change.b, padding=change.a)
-                 for text in (cause.change_pt, cause.change_tf)]  # fmt: skip
-        if last and last.step == step and last.cause == cause.key and last.change_pt == words[0]:
-            self.findings[-1] = replace(last, places=last.places + places)
-            return
         size = closest(numpy(event.out), numpy(entry.tensor)) if entry else both.size
-        self.findings.append(
-            Finding(
-                step, self._layer(both, event), layer_tf, size,
-                self._bound(both, event.place), self._before(both, before), cause.key, True,
-                *words, cause.why, places,
-            )
-        )  # fmt: skip
+        layers = (self._layer(both, event), entry.layer if entry else "")
+        values = (change.a, change.b)
+        self.report.add(step, layers, size, bound, _before(before), change.key, values, places)
 
     def _layer(self, both: Pass, event: Event) -> str:
         """The layer of a call; of one that stands between layers the next."""
-        module = self.pt.module(event.layer)
-        inside = module is not None and any(True for _ in module.children())
-        if event.layer and (not inside or "add" not in event.name):
+
+        def is_leaf(name: str) -> bool:
+            module = self.pt.module(name) if name else None
+            return module is not None and not any(True for _ in module.children())
+
+        if event.layer and (is_leaf(event.layer) or "add" not in event.name):
             return event.layer
-        for later in both.pt.events[event.place + 1 :]:
-            module = self.pt.module(later.layer)
-            if later.layer and module is not None and not any(True for _ in module.children()):
-                return later.layer
-        return event.layer
+        later = (e.layer for e in both.pt.events[event.place + 1 :] if is_leaf(e.layer))
+        return next(later, event.layer)
 
-    def _before(self, both: Pass, layer: str) -> str:
-        return f"all up to {layer}" if layer else "the inputs"
-
-    def _unexplained(self, step: str, both: Pass) -> Finding:
-        """The first pair of layers whose outputs differ, without a cause."""
-        before = pt = tf = ""
-        size = both.size
-        for pair in self.weights.pairs:
-            event = self._event(both, pair)
-            if event is None or (event.name in RECURRENT and is_inner(pair, self.weights.pairs)):
-                continue
-            bound = self._bound(both, event.place)
-            if both.tf.index.match(numpy(event.out), bound, pair.tf.name):
-                before = pair.pt.name
-                continue
-            (pt, tf), inner = pair.layers, pair.tf.name
-            size = min(size, both.tf.index.nearest(numpy(event.out), inner)) or size
-            between = self._between(both, before, event)
-            if between:
-                pt = between
-            break
-        return Finding(step, pt, tf, size, both.bound, self._before(both, before))
-
-    def _between(self, both: Pass, before: str, until: Event) -> str:
-        """The first layer after `before` that has no equal, where it comes before `until`."""
-        begun = not before
-        for event in both.pt.events:
-            if event.place >= until.place:
-                return ""
-            begun = begun or event.layer == before
-            if not begun or event.layer in ("", before):
-                continue
-            if not both.tf.index.match(numpy(event.out), self._bound(both, event.place)):
-                return event.layer
-        return ""
+    def _unexplained(self, step: str, both: Pass) -> None:
+        """Add the first pair of layers whose outputs differ, without a cause."""
+        first = self._first_unequal(both)
+        layers, before, size = ("", ""), "", both.size
+        if first is not None:
+            pair = self.weights.pairs[first]
+            layers, event = pair.layers, self._event(both, pair)
+            before = self.weights.pairs[first - 1].pt.name if first else ""
+            size = both.tf.index.nearest(numpy(event.out), pair.tf.name)
+            size = min(size, both.size) or both.size
+            # A layer without weights may differ before it.
+            begun = not before
+            for other in both.pt.events[: event.place]:
+                begun = begun or other.layer == before
+                if begun and other.layer not in ("", before) and not both.match(other):
+                    layers = (other.layer, layers[1])
+                    break
+        self.report.add(step, layers, size, both.bound, _before(before))
 
     def _event(self, both: Pass, pair: Pair) -> Event | None:
         """The call that takes a pair's weights."""
         names = [name for part in pair.pt.parts.values() for name in part]
         tensors = {id(self.weights.state[name]) for name in names}
-        for event in both.pt.events:
-            if any(id(tensor) in tensors for tensor in event.tensors()):
-                return event
-        return None
+        taking = (e for e in both.pt.events if any(id(t) in tensors for t in e.tensors()))
+        return next(taking, None)
 
     def _context(self, training: bool) -> Context:
         context = Context(training=training)
+        names = {"norm_epsilon": ("epsilon",), "negative_slope": ("negative_slope", "alpha")}
         layers = self.tf.layers()
-        for layer in layers:
-            for name in ("epsilon",):
-                value = getattr(layer, name, None)
-                context.epsilons += (float(value),) if isinstance(value, (int, float)) else ()
-            for name in ("negative_slope", "alpha"):
-                value = getattr(layer, name, None)
-                context.slopes += (float(value),) if isinstance(value, (int, float)) else ()
-            context.recurrent += _settings(layer)
-        leaves = user_model.leaves(self.pt.x)
-        context.tokens = tuple(t for t in leaves if t.ndim == 2 and not t.is_floating_point())
+        for key, attributes in names.items():
+            values = [getattr(layer, name, None) for layer in layers for name in attributes]
+            numbers = {float(v) for v in values if isinstance(v, (int, float)) and v}
+            context.values[key] = tuple(numbers)
+        context.recurrent = tuple(s for layer in layers for s in _settings(layer))
+        leaves = enumerate(user_model.leaves(self.pt.x))
+        places = [place for place, t in leaves if t.ndim == 2 and not t.is_floating_point()]
+        context.tokens = tuple(partial(self.pt.input, place) for place in places)
         return context
 
     # Weights ---------------------------------------------------------------------------------
 
-    def _repaired(self, both: Pass) -> Any:
-        """Copy weights that the file left different; TensorFlow's run after it, None if in vain."""
+    def _repair(self, both: Pass) -> bool:
+        """Copy weights that the file left different; False where there are none, or in vain."""
         arrays = self.weights.arrays()
         wrong = [pair for pair in self.weights.pairs if not self.weights.equal(pair, arrays)]
         if not wrong:
-            return None
+            return False
         before = [variable.numpy() for variable in self.tf.model.weights]
         first = self._first_unequal(both)
         notes = [(pair, *self._why(pair, arrays)) for pair in wrong]
         for pair in wrong:
             self.weights.copy(pair)
-        theirs = self.tf.trace()
-        after = self._compared(theirs, both.bounds, False)
+        after = self._compared(self.tf.trace(), both.bounds, False)
         moved = self._first_unequal(after)
         if after.size > after.bound and moved is not None and first is not None and moved <= first:
             for variable, value in zip(self.tf.model.weights, before, strict=True):
                 variable.assign(value)
-            return None
-        groups: dict[str, list] = {}
-        for pair, key, words, size in notes:
-            groups.setdefault(key, []).append((pair, words, size))
-        for key, alike in groups.items():
-            pair, words, size = alike[0]
-            cause = CATALOGUE[key]
-            names = ", ".join(entry[0].tf.name for entry in alike[:3])
-            more = [
-                text.format(a="", b=words or names) for text in (cause.change_pt, cause.change_tf)
-            ]
-            self.findings.append(
-                Finding("weights", *pair.layers, size, 0.0, "nothing yet: weights "
-                        "come first", key, True, *more, cause.why, len(alike))
-            )  # fmt: skip
-        return theirs
+            return False
+        for key in dict.fromkeys(key for _, key, *_ in notes):
+            alike = [note for note in notes if note[1] == key]
+            pair, _, words, size = alike[0]
+            words = words or ", ".join(note[0].tf.name for note in alike[:3])
+            told = ("nothing yet: weights come first", key, ("", words), len(alike))
+            self.report.add("weights", pair.layers, size, 0.0, *told)
+        return True
 
     def _first_unequal(self, both: Pass) -> int | None:
+        """The place of the first pair whose layers give different outputs."""
         for place, pair in enumerate(self.weights.pairs):
             event = self._event(both, pair)
-            if event and event.name in RECURRENT and is_inner(pair, self.weights.pairs):
+            if event is None or (event.name in RECURRENT and _is_inner(pair, self.weights.pairs)):
                 continue
-            if event and not both.tf.index.match(
-                numpy(event.out), self._bound(both, event.place), pair.tf.name
-            ):
+            if not both.match(event, layer=pair.tf.name):
                 return place
         return None
 
@@ -363,49 +328,47 @@ class Forward:
         """The cause of weights that differ, words for it, and by how much they do."""
         for transfer in pair.transfers:
             ours, theirs = transfer.convert(arrays), transfer.variable.numpy()
-            size = closest(ours, theirs)
-            if np.allclose(ours, theirs, rtol=1e-6, atol=1e-8):
-                continue
-            size = float(np.linalg.norm(ours - theirs) / (np.linalg.norm(ours) or 1.0))
-            key, words = self._reason(pair, transfer, ours, theirs, arrays)
-            return key, words, size
+            if not _close(ours, theirs):
+                size = float(np.linalg.norm(ours - theirs) / (np.linalg.norm(ours) or 1.0))
+                return *self._reason(pair, transfer, ours, theirs, arrays), size
         return "initial_values", "", 0.0
 
-    def _reason(self, pair: Pair, transfer: Any, ours, theirs, arrays) -> tuple[str, str]:
-        def equal(a: np.ndarray) -> bool:
-            return a.shape == theirs.shape and np.allclose(a, theirs, rtol=1e-6, atol=1e-8)
-
-        gates = {"lstm": 4, "gru": 3}.get(pair.pt.kind)
-        if gates:
+    def _reason(self, pair: Pair, transfer: Transfer, ours, theirs, arrays) -> tuple[str, str]:
+        raw = np.asarray(arrays[transfer.names[0]])
+        gates = GATES.get(pair.pt.kind, 1)
+        if gates > 1:
             parts = np.split(ours, gates, -1)
             for order in permutations(range(gates)):
-                if equal(np.concatenate([parts[place] for place in order], -1)):
-                    return "recurrent_gates", f"now in the order {order} of them"
-            if transfer.role == "bias":
-                more = np.split(theirs - ours, gates, -1)
-                if gates == 4 and np.allclose(more[1], 1.0, atol=1e-6):
-                    return "forget_bias", ""
-                for name in transfer.names:
-                    if equal(np.asarray(arrays[name]).reshape(theirs.shape[:1])):
-                        return "recurrent_bias", ""
+                if _close(np.concatenate([parts[place] for place in order], -1), theirs):
+                    return "recurrent_gates", f", which are now {order}"
+        if gates > 1 and transfer.role == "bias":
+            if gates == 4 and np.allclose(np.split(theirs - ours, 4, -1)[1], 1.0, atol=1e-6):
+                return "forget_bias", ""
+            single = (np.asarray(arrays[name]) for name in transfer.names)
+            if any(_close(bias.reshape(theirs.shape[:1]), theirs) for bias in single):
+                return "recurrent_bias", ""
         if ours.ndim > 1:
-            raw = np.asarray(arrays[transfer.names[0]])
-            turned = [np.transpose(ours, axes) for axes in permutations(range(ours.ndim))]
-            flipped = [np.flip(ours, axis) for axis in range(ours.ndim)]
-            if any(map(equal, [*turned, *flipped])) or (
-                raw.size == theirs.size and equal(raw.reshape(theirs.shape))
-            ):
+            made = [np.transpose(ours, axes) for axes in permutations(range(ours.ndim))]
+            made += [np.flip(ours, axis) for axis in range(ours.ndim)]
+            made += [raw.reshape(theirs.shape)] if raw.size == theirs.size else []
+            if any(_close(array, theirs) for array in made):
                 return "kernel_layout", f"{transfer.how} of {transfer.names[0]}"
         for other, candidate in self.weights.transfers():
-            if candidate is transfer:
-                continue
-            value = candidate.convert(arrays)
-            if equal(value) and value.std() > 0:
-                return "swapped_weights", f"now {other.pt.name}'s {candidate.role}"
+            value = ours if candidate is transfer else candidate.convert(arrays)
+            if value is not ours and value.std() > 0 and _close(value, theirs):
+                return "swapped_weights", f"it holds {other.pt.name}'s {candidate.role}"
         return "initial_values", ""
 
 
-def is_inner(pair: Pair, pairs: list[Pair]) -> bool:
+def _close(ours: np.ndarray, theirs: np.ndarray) -> bool:
+    return ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=1e-6, atol=1e-8)
+
+
+def _before(layer: str) -> str:
+    return f"all up to {layer}" if layer else "the inputs"
+
+
+def _is_inner(pair: Pair, pairs: list[Pair]) -> bool:
     """Whether a recurrent layer is one of several in a module, and not the last."""
     module = pair.pt.name.rpartition("_l")[0]
     after = pairs[pairs.index(pair) + 1 :]
@@ -419,53 +382,51 @@ def _first_of(unequal: list[Event], events: list[Event]) -> int:
     """
     if not unequal:
         return len(events)
-    differs = {id(event.out) for event in unequal}
-    equal = {id(event.out) for event in events} - differs
+    equal = {id(event.out) for event in events} - {id(event.out) for event in unequal}
     made = (e for e in unequal if any(id(t) in equal for t in e.tensors()))
     return next(made, unequal[0]).place
+
+
+def _first(result: Any) -> Any:
+    return result[0] if isinstance(result, tuple) else result
 
 
 def _tried(change: Change, event: Event) -> Tensor | None:
     """What a change gives; None where it cannot be made here."""
     try:
         with torch.no_grad():
-            out = change.apply(_harmless(event))
+            out = _first(change.apply(_harmless(event)))
     except Exception:  # of another shape than the change is for
         return None
-    out = out[0] if isinstance(out, tuple) else out
     return out if isinstance(out, Tensor) and out.is_floating_point() else None
 
 
-def _single(event: Event, change: Change) -> Callable[[Event], Any]:
+def _single(event: Event, change: Change) -> Patch:
     """The change of one call."""
 
     def patch(other: Event) -> Any:
-        same = (other.place, other.name, other.layer) == (event.place, event.name, event.layer)
-        if change.together and not same:
-            return change.together(other)
-        return change.apply(other) if same else None
+        if other.is_again(event):
+            return change.apply(other)
+        return change.together(other) if change.together else None
 
     return patch
 
 
-def _alike(
-    event: Event, change: Change, context: Context, count: list[int]
-) -> Callable[[Event], Any]:
+def _alike(event: Event, change: Change, context: Context, changed: list) -> Patch:
     """The change of all calls that have the same setting; they are counted."""
 
     def patch(other: Event) -> Any:
-        if other.name != event.name or not _like(change, other, context):
+        if other.name != event.name:
             return None
-        count[0] += 1
+        made = _harmless(other)
+        made = replace(made, out=_first(made.function(*made.args, **made.kwargs)))
+        alternatives = (c for c in changes(made, context) if c.key == change.key)
+        if not any(c.alike == change.alike for c in alternatives):
+            return None
+        changed.append(other.place)
         return change.apply(other)
 
     return patch
-
-
-def _like(change: Change, other: Event, context: Context) -> bool:
-    """Whether another call has the setting that was changed."""
-    alternatives = [c for c in changes(_with_out(other), context) if c.key == change.key]
-    return any(c.alike == change.alike for c in alternatives)
 
 
 def _harmless(event: Event) -> Event:
@@ -477,27 +438,13 @@ def _harmless(event: Event) -> Event:
     return replace(event, args=(x, *copies, *event.args[3:]))
 
 
-def _with_out(event: Event) -> Event:
-    event = _harmless(event)
-    if event.out is None:
-        result = event.function(*event.args, **event.kwargs)
-        event.out = result[0] if isinstance(result, tuple) else result
-    return event
-
-
 def _settings(layer: Any) -> tuple[Settings, ...]:
-    cell = type(layer).__name__
     kinds = {"LSTMCell": "lstm", "GRUCell": "gru", "SimpleRNNCell": "rnn"}
-    if cell not in kinds:
-        return ()
+    kind = kinds.get(type(layer).__name__)
     names = [
-        getattr(getattr(layer, n, None), "__name__", "")
-        for n in ("activation", "recurrent_activation")
+        getattr(getattr(layer, name, None), "__name__", "sigmoid")
+        for name in ("activation", "recurrent_activation")
     ]
-    names[1] = names[1] or "sigmoid"
-    if not all(name in FUNCTIONS for name in names):
+    if kind is None or not all(name in FUNCTIONS for name in names):
         return ()
-    return (Settings(kinds[cell], *names, bool(getattr(layer, "reset_after", True))),)
-
-
-__all__ = ["Forward", "Index", "Pass"]
+    return (Settings(kind, *names, bool(getattr(layer, "reset_after", True))),)

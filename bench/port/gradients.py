@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +9,13 @@ import numpy as np
 import tensorflow as tf
 import torch
 
-from bench.port.causes import CATALOGUE
-from bench.port.report import Finding
+from bench.port import pytorch_side, tensorflow_side
+from bench.port.pytorch_side import Event, Patch
+from bench.port.report import Report
 from bench.port.values import TIMES_ROUNDING, distance, numpy, turned_as
-from shared import user_model
 
 LEAST_BOUND, WITHOUT_ROUNDING = 1e-5, 1e-3
+SCATTER = 5.0  # times what weights that are a little off do
 
 
 @dataclass
@@ -27,44 +26,30 @@ class Gradients:
     tf: dict[int, Any]
 
 
-def compare(outcome: Any, pt: Any, side: Any, weights: Any, same_loss: bool) -> Gradients | None:
+def compare(report: Report, pt: Any, side: Any, weights: Any, same_loss: bool) -> Gradients | None:
     """Add findings; the gradients, None where they differ without a cause."""
     scales = None if same_loss else _scales(pt, side)
     theirs = _tensorflow(side, weights, scales)
     ours = _pytorch(pt, scales)
     bounds = _bounds(pt, weights, ours, scales)
+    before = "outputs" + ("" if report.has("loss") else " and the loss")
     wrong = _unequal(weights, ours, theirs, bounds)
-    resolved = not wrong
     if wrong:
         pair, size, bound = wrong[-1]  # the nearest to the loss
-        key, a, b = _cause(pt, side, weights, theirs, bounds, scales, wrong)
-        _add(outcome, pair, size, bound, key, a, b)
-        resolved = key is not None
+        key, values = _cause(pt, side, weights, theirs, bounds, scales, wrong)
+        report.add("gradients", pair.layers, size, bound, before, key, values)
+        if key is None:
+            return None
         ours = _pytorch(pt, scales)
+    frozen = any(finding.cause == "norm_frozen" for finding in report.findings)
     for pair in weights.pairs:
-        trained = _trained(pt, side, pair)
-        if trained[0] != trained[1] and "norm_frozen" not in [f.cause for f in outcome.findings]:
-            a, b = map(str, trained)
-            _add(outcome, pair, 1.0, LEAST_BOUND, "frozen", a, b)
-            break
-    if resolved and not any(f.step == "gradients" for f in outcome.findings):
-        outcome.equal.append(f"gradients of all {len(weights.transfers())} weights")
-    return Gradients(ours, theirs) if resolved else None
-
-
-def _add(outcome: Any, pair: Any, size: float, bound: float, key: str | None, a="", b="") -> None:
-    before = "outputs" + (
-        "" if any(f.step == "loss" for f in outcome.findings) else " and the loss"
-    )
-    names = pair.layers
-    if key is None:
-        outcome.findings.append(Finding("gradients", *names, size, bound, before))
-        return
-    cause = CATALOGUE[key]
-    words = [text.format(a=a, b=b) for text in (cause.change_pt, cause.change_tf)]
-    outcome.findings.append(
-        Finding("gradients", *names, size, bound, before, key, True, *words, cause.why)
-    )
+        change = _train_alike(pt, side, pair)
+        # What a frozen normalisation does not train is a part of that cause.
+        if change and not (frozen and pair.pt.kind == "batch_norm"):
+            report.add("gradients", pair.layers, 1.0, LEAST_BOUND, before, "frozen", change)
+    if not report.has("gradients"):
+        report.equal.append(f"gradients of all {len(weights.transfers())} weights")
+    return Gradients(ours, theirs)
 
 
 def _scales(pt: Any, side: Any) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -76,10 +61,8 @@ def _scales(pt: Any, side: Any) -> list[tuple[np.ndarray, np.ndarray]]:
     return scales
 
 
-def _pytorch(pt: Any, scales: Any, model: Any = None, x: Any = None) -> dict[str, np.ndarray]:
+def _pytorch(pt: Any, scales: Any) -> dict[str, np.ndarray]:
     """Gradients of all parameters, trained or not."""
-    kept, pt.model = pt.model, model or pt.model
-    x = pt.x if x is None else x
     parameters = {n: p for n, p in pt.model.named_parameters() if p.is_floating_point()}
     frozen = [p for p in parameters.values() if not p.requires_grad]
     buffers = {n: b.clone() for n, b in pt.model.named_buffers()}
@@ -87,7 +70,7 @@ def _pytorch(pt: Any, scales: Any, model: Any = None, x: Any = None) -> dict[str
         for parameter in frozen:
             parameter.requires_grad_(True)
         with pt.calls(training=True):
-            output = pt.call(x)
+            output = pt.call(pt.x)
         value = pt.loss(output) if scales is None else _weighted(output, scales)
         grads = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
     finally:
@@ -95,7 +78,6 @@ def _pytorch(pt: Any, scales: Any, model: Any = None, x: Any = None) -> dict[str
             parameter.requires_grad_(False)
         for name, buffer in pt.model.named_buffers():
             buffer.data.copy_(buffers[name])
-        pt.model = kept
     return {
         name: np.zeros(tuple(p.shape), np.float32) if grad is None else grad.detach().numpy()
         for (name, p), grad in zip(parameters.items(), grads, strict=True)
@@ -103,9 +85,7 @@ def _pytorch(pt: Any, scales: Any, model: Any = None, x: Any = None) -> dict[str
 
 
 def _weighted(output: Any, scales: Any) -> torch.Tensor:
-    from bench.port.pytorch_side import outputs
-
-    parts = zip(outputs(output), scales, strict=True)
+    parts = zip(pytorch_side.outputs(output), scales, strict=True)
     return sum((leaf * torch.from_numpy(scale[0])).sum() for leaf, scale in parts)
 
 
@@ -119,9 +99,7 @@ def _tensorflow(side: Any, weights: Any, scales: Any) -> dict[int, Any]:
         if scales is None:
             value = side.loss(output) + side.penalty()
         else:
-            from bench.port.tensorflow_side import outputs
-
-            parts = zip(outputs(output), scales, strict=True)
+            parts = zip(tensorflow_side.outputs(output), scales, strict=True)
             value = sum(tf.reduce_sum(leaf * scale[1]) for leaf, scale in parts)
     grads = tape.gradient(value, [variable.value for variable in variables])
     for variable, old in zip(side.model.non_trainable_variables, state, strict=True):
@@ -137,18 +115,21 @@ def dense(grad: Any, variable: Any) -> np.ndarray:
 
 
 def _bounds(pt: Any, weights: Any, ours: dict, scales: Any) -> dict[int, float]:
-    """By variable of Keras: what rounding does to its gradient, by a run in float64."""
+    """By variable of Keras: what rounding does to its gradient, by a run in float64 and by one of
+    weights that are a little off, in which units on the edge of a ReLU fall to its other side."""
     transfers = [t for _, t in weights.transfers() if not t.role.startswith("moving")]
     try:
-        twin = copy.deepcopy(pt.model).double()
-        x = user_model.mapped(lambda t: t.double() if t.is_floating_point() else t, pt.x)
-        exact = _pytorch(pt, scales, twin, x)
+        with pt.in_double():
+            exact = _pytorch(pt, scales)
     except Exception:  # the model is written for float32
         return {id(t.variable): WITHOUT_ROUNDING for t in transfers}
+    with pt.shaken():
+        shaken = _pytorch(pt, scales)
     bounds = {}
     for transfer in transfers:
-        given = (transfer.convert(grads, gradient=True) for grads in (ours, exact))
-        bounds[id(transfer.variable)] = max(TIMES_ROUNDING * distance(*given), LEAST_BOUND)
+        one, double, other = (transfer.convert(g, gradient=True) for g in (ours, exact, shaken))
+        sizes = TIMES_ROUNDING * distance(one, double), SCATTER * distance(one, other)
+        bounds[id(transfer.variable)] = max(*sizes, LEAST_BOUND)
     return bounds
 
 
@@ -166,16 +147,25 @@ def _unequal(weights: Any, ours: dict, theirs: dict, bounds: dict) -> list[tuple
     return wrong
 
 
-def _trained(pt: Any, side: Any, pair: Any) -> tuple[bool, bool]:
-    ours = dict(pt.model.named_parameters())
+def _train_alike(pt: Any, side: Any, pair: Any) -> tuple[str, str] | None:
+    """Have PyTorch train a pair's weights only if TensorFlow does; who did, where one did."""
     trained = {id(v) for v in side.model.trainable_variables}
-    names = [n for t in pair.transfers for n in t.names if n in ours]
-    variables = [t.variable for t in pair.transfers if not t.role.startswith("moving")]
-    return any(ours[n].requires_grad for n in names), any(id(v) in trained for v in variables)
+    theirs = any(id(transfer.variable) in trained for transfer in pair.transfers)
+    every, groups = dict(pt.model.named_parameters()), pt.optimizer.param_groups
+    names = {name for transfer in pair.transfers for name in transfer.names if name in every}
+    given = {id(parameter) for group in groups for parameter in group["params"]}
+    ours = any(every[name].requires_grad and id(every[name]) in given for name in names)
+    if ours == theirs or not names:
+        return None
+    for name in names:
+        every[name].requires_grad_(theirs)
+        if theirs and id(every[name]) not in given:
+            groups[0]["params"].append(every[name])
+    return str(ours), str(theirs)
 
 
-def _cause(pt, side, weights, theirs, bounds, scales, wrong) -> tuple[str | None, str, str]:
-    """The first change with which all gradients are equal."""
+def _cause(pt, side, weights, theirs, bounds, scales, wrong) -> tuple:
+    """The first change with which all gradients are equal, and its values."""
 
     def equal() -> bool:
         return not _unequal(weights, _pytorch(pt, scales), theirs, bounds)
@@ -185,35 +175,30 @@ def _cause(pt, side, weights, theirs, bounds, scales, wrong) -> tuple[str | None
         if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
             kept, module.padding_idx = module.padding_idx, None
             if equal():
-                return "padding_token", "", ""
+                return "padding_token", ("", "")
             module.padding_idx = kept
-    names = [event.name for event in pt.trace(training=True).events]
-    patches: list[tuple[Callable, str, str]] = []
-    if "detach" in names:
+    events = pt.trace(training=True).events
+    patches: list[tuple[Patch, tuple[str, str]]] = []
+    if any(event.name == "detach" for event in events):
         undone = lambda e: e.args[0] * 1.0 if e.name == "detach" else None  # noqa: E731
-        patches.append((undone, "a detach() that is taken away", "tf.stop_gradient there"))
+        patches.append((undone, ("`tf.stop_gradient` there", "take the `detach()` away")))
     index = side.trace(training=True).index
-    stopped = [
-        e for group in index.by_count.values() for e in group if e.operator == "StopGradient"
-    ]
-    for entry in stopped:
-        for event in pt.trace(training=True).events:
-            if index.match(numpy(event.out), 1e-4, entry.layer):
-                patches.append((_detached(event), "detach() there", "no stop_gradient"))
-                break
-    for patch, b, a in patches:
+    every = [entry for group in index.by_count.values() for entry in group]
+    for entry in (entry for entry in every if entry.operator == "StopGradient"):
+        event = next((e for e in events if index.match(numpy(e.out), 1e-4, entry.layer)), None)
+        if event:
+            patches.append((_detached(event), ("no `stop_gradient`", "`detach()` there")))
+    for patch, values in patches:
         pt.patches.append(patch)
         if equal():
-            return "stopped_gradient", a, b
+            return "stopped_gradient", values
         pt.patches.remove(patch)
-    return None, "", ""
+    return None, ("", "")
 
 
-def _detached(event: Any) -> Callable:
-    def patch(other: Any) -> Any:
-        if (other.place, other.name, other.layer) != (event.place, event.name, event.layer):
-            return None
-        result = other.function(*other.args, **other.kwargs)
-        return result.detach()
+def _detached(event: Event) -> Patch:
+    def patch(other: Event) -> Any:
+        again = other.is_again(event)
+        return other.function(*other.args, **other.kwargs).detach() if again else None
 
     return patch

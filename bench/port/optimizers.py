@@ -9,6 +9,19 @@ import numpy as np
 
 KINDS = {"SGD": "sgd", "Adam": "adam", "AdamW": "adam", "RMSprop": "rmsprop", "Adagrad": "adagrad"}
 NAMES = {"sgd": "SGD", "adam": "Adam", "rmsprop": "RMSprop", "adagrad": "Adagrad"}
+NAMED = {  # setting -> as a group of PyTorch has it, and as an optimizer of Keras
+    "epsilon": ("eps", "epsilon"),
+    "momentum": ("momentum", "momentum"),
+    "nesterov": ("nesterov", "nesterov"),
+    "amsgrad": ("amsgrad", "amsgrad"),
+    "accumulator": ("initial_accumulator_value", "initial_accumulator_value"),
+}
+CLIPS = {  # how -> as PyTorch has it, and as Keras
+    "": ("no clipping", "no clipnorm, global_clipnorm or clipvalue"),
+    "norm": ("clip_grad_norm_(parameters, {})", "global_clipnorm={}"),
+    "value": ("clip_grad_value_(parameters, {})", "clipvalue={}"),
+    "variable": ("clip_grad_norm_([p], {}) for each p by itself", "clipnorm={}"),
+}
 
 
 @dataclass(frozen=True)
@@ -32,60 +45,73 @@ class Settings:
     accumulator: float = 0.0
     clip: tuple[str, float] = ("", 0.0)
 
+    def written(self, name: str, *, keras: bool) -> str:
+        """A setting as a framework has it."""
+        value = getattr(self, name)
+        if name == "clip":
+            return CLIPS[value[0]][keras].format(f"{value[1]:g}")
+        if name in ("rates", "decays"):
+            return ", ".join(f"{v:g}" for v in dict.fromkeys(value))
+        if name == "decoupled":
+            return ", ".join(f"{v / 2:g}" for v in dict.fromkeys(self.decays))
+        if name == "kind":
+            apart = value == "adam" and self.decoupled and any(self.decays)
+            return NAMES[value] + ("W" if apart else "")
+        if name == "epsilon":
+            return f"{value:g}"
+        return f"{name}={value}"
+
+
+def _as(name: str, value: Any) -> Any:
+    """A value as a setting has it: a number, or whether it is so."""
+    return type(getattr(Settings, name))(value or 0)
+
+
+def _kind(optimizer: Any) -> str | None:
+    return next((KINDS[c.__name__] for c in type(optimizer).__mro__ if c.__name__ in KINDS), None)
+
 
 def of_pytorch(optimizer: Any, names: list[str], parameters: dict, clip: tuple) -> Settings | None:
     """Those of an optimizer of torch; None of a kind that is not written here."""
-    kind = next((KINDS[c.__name__] for c in type(optimizer).__mro__ if c.__name__ in KINDS), None)
-    if kind is None:
-        return None
+    kind = _kind(optimizer)
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     of = [groups.get(id(parameters[name]), optimizer.param_groups[0]) for name in names]
     first = of[0]
     decoupled = any(c.__name__ == "AdamW" for c in type(optimizer).__mro__)
-    betas = first.get("betas", (first.get("alpha", 0.9), 0.0))
-    return Settings(
+    values = {name: _as(name, first.get(ours)) for name, (ours, _) in NAMED.items()}
+    return kind and Settings(
         kind,
         tuple(float(group["lr"]) for group in of),
         tuple(float(group.get("weight_decay", 0.0)) for group in of),
         first.get("decoupled_weight_decay", decoupled) or decoupled,
-        tuple(map(float, betas)),
-        float(first.get("eps", 0.0)),
-        momentum=float(first.get("momentum", 0.0) or 0.0),
+        tuple(map(float, first.get("betas", (first.get("alpha", 0.9), 0.0)))),
         dampening=float(first.get("dampening", 0.0) or 0.0),
-        nesterov=bool(first.get("nesterov", False)),
-        amsgrad=bool(first.get("amsgrad", False)),
-        accumulator=float(first.get("initial_accumulator_value", 0.0)),
         clip=clip,
+        **values,
     )
 
 
 def of_keras(optimizer: Any, variables: list) -> Settings | None:
     """Those of an optimizer of Keras; None of a kind that is not written here."""
-    kind = next((KINDS[c.__name__] for c in type(optimizer).__mro__ if c.__name__ in KINDS), None)
+    kind = _kind(optimizer)
     if kind is None:
         return None
     bounds = {"variable": "clipnorm", "norm": "global_clipnorm", "value": "clipvalue"}
     clips = [(how, getattr(optimizer, name, None)) for how, name in bounds.items()]
-    decay = optimizer.weight_decay or 0.0
-    decays = tuple(decay if optimizer._use_weight_decay(v) else 0.0 for v in variables)
-    betas = (
-        (getattr(optimizer, "beta_1", 0.9), getattr(optimizer, "beta_2", 0.999))
-        if kind == "adam"
-        else (getattr(optimizer, "rho", 0.9), 0.0)
-    )
+    decay = float(optimizer.weight_decay or 0.0)
+    betas = (getattr(optimizer, "rho", 0.9), 0.0)
+    if kind == "adam":
+        betas = (optimizer.beta_1, optimizer.beta_2)
+    values = {name: _as(name, getattr(optimizer, keras, 0)) for name, (_, keras) in NAMED.items()}
     return Settings(
         kind,
         (float(np.asarray(optimizer.learning_rate)),) * len(variables),
-        tuple(map(float, decays)),
+        tuple(decay if optimizer._use_weight_decay(v) else 0.0 for v in variables),
         True,
         tuple(map(float, betas)),
-        float(getattr(optimizer, "epsilon", 0.0) or 0.0),
         epsilon_first=True,
-        momentum=float(getattr(optimizer, "momentum", 0.0) or 0.0),
-        nesterov=bool(getattr(optimizer, "nesterov", False)),
-        amsgrad=bool(getattr(optimizer, "amsgrad", False)),
-        accumulator=float(getattr(optimizer, "initial_accumulator_value", 0.0)),
         clip=next(((how, float(bound)) for how, bound in clips if bound), ("", 0.0)),
+        **values,
     )
 
 

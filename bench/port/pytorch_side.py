@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from bench.port.values import distance, numpy
@@ -30,6 +29,8 @@ CALLING = importlib.import_module("pt_impl.kit.calling")
 DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"}
 DROPOUTS |= {"feature_alpha_dropout", "dropout_", "feature_dropout"}
 RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
+ATTENTION = {"multi_head_attention_forward": 10, "scaled_dot_product_attention": 4}  # -> dropout_p
+SHAKEN = 1e-6  # relative to a weight, as `twinbench try` tells equal work
 IN_PLACE = ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__setitem__")
 
 
@@ -68,17 +69,21 @@ class Event:
                 kwargs[name] = value
         return self.function(*args, **kwargs)
 
+    def is_again(self, other: Event) -> bool:
+        """Whether it is the same call of another run."""
+        return (self.place, self.name, self.layer) == (other.place, other.name, other.layer)
+
 
 # What stands for a call: given the call, its result, or None where it is left as it is.
 Patch = Callable[[Event], Any]
 
 
 class Calls(TorchFunctionMode):
-    """Sees calls of functions of torch. dropout: "off", "on", or a list that takes what it did."""
+    """Sees calls of functions of torch, which drop nothing. keep: whether to list them."""
 
-    def __init__(self, stack: list[str], *, patches: list[Patch], dropout: bool, keep: bool):
+    def __init__(self, stack: list[str], *, patches: list[Patch], keep: bool):
         super().__init__()
-        self.stack, self.patches, self.dropout, self.keep = stack, patches, dropout, keep
+        self.stack, self.patches, self.keep = stack, patches, keep
         self.events: list[Event] = []
         self.place = 0
         self.see: Callable[[Event], None] | None = None
@@ -91,9 +96,10 @@ class Calls(TorchFunctionMode):
             self._keep_before(args[0])
         layer = self.stack[-1] if self.stack else ""
         event = Event(self.place, name, function, args, kwargs, None, layer)
-        result = self._patched(event)
+        results = (patch(event) for patch in self.patches)
+        result = next((result for result in results if result is not None), None)
         if result is None:
-            function, args, kwargs = self._without_dropout(function, name, args, kwargs)
+            function, args, kwargs = _without_dropout(function, name, args, kwargs)
             result = function(*args, **kwargs)
         first = result[0] if isinstance(result, tuple) and result else result
         if not isinstance(first, Tensor) or not first.is_floating_point() or not _is_seen(name):
@@ -106,13 +112,6 @@ class Calls(TorchFunctionMode):
             self.events.append(event)
         return result
 
-    def _patched(self, event: Event) -> Any:
-        for patch in self.patches:
-            result = patch(event)
-            if result is not None:
-                return result
-        return None
-
     def _keep_before(self, tensor: Tensor) -> None:
         """Events that hold a tensor which is about to change get a copy of it."""
         before = None
@@ -121,22 +120,6 @@ class Calls(TorchFunctionMode):
                 before = tensor.clone() if before is None else before
                 event.out = before if event.out is tensor else event.out
                 event.args = tuple(before if arg is tensor else arg for arg in event.args)
-
-    def _without_dropout(self, function, name: str, args: tuple, kwargs: dict) -> tuple:
-        if self.dropout:
-            return function, args, kwargs
-        if name in DROPOUTS:
-            return torch.clone, args[:1] or (kwargs["input"],), {}
-        if name in RECURRENT:  # input, (sizes,) state, weights, biases, layers, dropout, ...
-            place = 6 if isinstance(args[3], (list, tuple)) else 5
-            args = (*args[:place], 0.0, *args[place + 1 :])
-        if name == "multi_head_attention_forward":
-            args = (*args[:10], 0.0, *args[11:]) if len(args) > 10 else args
-            kwargs = kwargs | {"dropout_p": 0.0} if "dropout_p" in kwargs else kwargs
-        if name == "scaled_dot_product_attention":
-            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
-            kwargs = kwargs | {"dropout_p": 0.0} if "dropout_p" in kwargs else kwargs
-        return function, args, kwargs
 
 
 @dataclass
@@ -160,6 +143,8 @@ class PyTorchSide:
         self.file_model.example = self.x
         self.model = self.file_model.build(None)
         self.patches: list[Patch] = []
+        self.before: Callable[[Any], Any] = lambda x: x  # what is made of its inputs
+        self.now = self.x  # the inputs of the last run
         self.stack: list[str] = []
         _name_calls(self.model, self.stack)
         self.optimizer = self.file_model.optimizer(self.model, RECIPE)
@@ -172,10 +157,10 @@ class PyTorchSide:
         with torch.no_grad():
             self.trace()
 
-    def trace(self, *, training: bool = False, dropout: bool = False, keep: bool = True) -> Trace:
+    def trace(self, *, training: bool = False) -> Trace:
         """Run the model on the batch, without gradients; its state stays what it is."""
         state = {n: b.clone() for n, b in self.model.named_buffers()} if training else {}
-        with torch.no_grad(), self.calls(training, dropout, keep) as calls:
+        with torch.no_grad(), self.calls(training, keep=True) as calls:
             output = self.call(self.x)
         after = {}
         for name, buffer in self.model.named_buffers():
@@ -186,16 +171,21 @@ class PyTorchSide:
 
     def call(self, x: Any) -> Any:
         """The model's output for inputs as `batch` gives them."""
-        arguments, named = CALLING.call_arguments(self.model, x)
+        self.now = x
+        arguments, named = CALLING.call_arguments(self.model, self.before(x))
         return self.model(*arguments, **named)
 
+    def input(self, place: int) -> Tensor:
+        """An input of the run that is going on."""
+        return user_model.leaves(self.now)[place]
+
     @contextmanager
-    def calls(self, training: bool, dropout: bool = False, keep: bool = False) -> Iterator[Calls]:
+    def calls(self, training: bool, *, keep: bool = False) -> Iterator[Calls]:
         """In which calls are seen and changed by the patches; the model is in a mode."""
         modes = {module: module.training for module in self.model.modules()}
         self.stack.clear()
         self.model.train() if training else self.model.eval()
-        mode = Calls(self.stack, patches=self.patches, dropout=dropout, keep=keep)
+        mode = Calls(self.stack, patches=self.patches, keep=keep)
         # The fused path of TransformerEncoder hides its layers.
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
@@ -209,7 +199,7 @@ class PyTorchSide:
 
     def rounding(self, events: list[Event], *, training: bool) -> list[float] | None:
         """What rounding does to each call's output, by a run in float64; None where it has none."""
-        kept, sizes = self.model, []
+        sizes: list[float] = []
 
         def see(event: Event) -> None:
             place = len(sizes)
@@ -218,17 +208,36 @@ class PyTorchSide:
             sizes.append(distance(numpy(event.out), numpy(events[place].out)))
 
         try:
-            twin = copy.deepcopy(self.model).double()
-            _name_calls(twin, self.stack)
-            self.model, x = twin, user_model.mapped(_double, self.x)
-            with torch.no_grad(), self.calls(training) as calls:
+            with self.in_double(), torch.no_grad(), self.calls(training) as calls:
                 calls.see = see
-                self.call(x)
+                self.call(self.x)
         except Exception:  # the model is written for float32
             return None
-        finally:
-            self.model = kept
         return sizes
+
+    @contextmanager
+    def in_double(self) -> Iterator[None]:
+        """In which the model and the batch are float64."""
+        kept = self.model, self.x
+        try:
+            self.model = copy.deepcopy(self.model).double()
+            self.x = user_model.mapped(_double, self.x)
+            yield
+        finally:
+            self.model, self.x = kept
+
+    @contextmanager
+    def shaken(self) -> Iterator[None]:
+        """In which weights are off by what rounding may do to them; all is as before after it."""
+        kept, random = copy.deepcopy(self.model.state_dict()), np.random.default_rng(0)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                noise = torch.from_numpy(random.standard_normal(tuple(parameter.shape)))
+                parameter.mul_((1 + SHAKEN * noise).to(parameter.dtype))
+        try:
+            yield
+        finally:
+            self.model.load_state_dict(kept)
 
     def module(self, name: str) -> nn.Module | None:
         """A module by its name."""
@@ -238,10 +247,6 @@ class PyTorchSide:
         """The file's loss."""
         return self.file_model.loss(output, self.y if y is None else y)
 
-    def tensor(self, array: np.ndarray) -> Tensor:
-        """An array as a tensor."""
-        return torch.from_numpy(np.array(array, order="C"))
-
 
 def outputs(output: Any) -> list[Tensor]:
     """The tensors of a model's output, in order: of one with logits these."""
@@ -250,6 +255,21 @@ def outputs(output: Any) -> list[Tensor]:
         tree = tree["logits"]
     leaves = user_model.leaves(tree)
     return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def _without_dropout(function, name: str, args: tuple, kwargs: dict) -> tuple:
+    if name in DROPOUTS:
+        return torch.clone, args[:1] or (kwargs["input"],), {}
+    if name == "bernoulli_":  # of a stochastic depth that is written out
+        return torch.Tensor.fill_, (args[0], kwargs.get("p", (*args[1:], 0.5)[0])), {}
+    if name in RECURRENT:  # input, (sizes,) state, weights, biases, layers, dropout, ...
+        place = 6 if isinstance(args[3], (list, tuple)) else 5
+        args = (*args[:place], 0.0, *args[place + 1 :])
+    if name in ATTENTION:
+        place = ATTENTION[name]
+        args = (*args[:place], 0.0, *args[place + 1 :]) if len(args) > place else args
+        kwargs = kwargs | {"dropout_p": 0.0} if "dropout_p" in kwargs else kwargs
+    return function, args, kwargs
 
 
 def _changes_in_place(function: Callable, args: tuple, kwargs: dict) -> bool:
@@ -280,37 +300,15 @@ def _double(tensor: Tensor) -> Tensor:
 
 
 def _name_calls(model: nn.Module, stack: list[str]) -> None:
-    """Have the stack name the module that is being called."""
+    """Have the stack name the module that is being called, of a copy of the model, too."""
+
+    def enter(name: str) -> Callable:
+        return lambda module, args: stack.append(name)
+
+    def leave(module: nn.Module, args: tuple, output: Any) -> None:
+        if stack:
+            stack.pop()
+
     for name, module in model.named_modules():
-        module._forward_pre_hooks.clear() if hasattr(module, "_named_for_port") else None
-        if hasattr(module, "_named_for_port"):
-            continue
-        module._named_for_port = name
-        module.register_forward_pre_hook(_Enter(name, stack))
-        module.register_forward_hook(_Leave(stack))
-
-
-class _Enter:
-    def __init__(self, name: str, stack: list[str]):
-        self.name, self.stack = name, stack
-
-    def __call__(self, module, args):
-        self.stack.append(self.name)
-
-    def __deepcopy__(self, memo):
-        return self
-
-
-class _Leave:
-    def __init__(self, stack: list[str]):
-        self.stack = stack
-
-    def __call__(self, module, args, output):
-        if self.stack:
-            self.stack.pop()
-
-    def __deepcopy__(self, memo):
-        return self
-
-
-__all__ = ["Event", "F", "Patch", "PyTorchSide", "Trace", "outputs"]
+        module.register_forward_pre_hook(enter(name))
+        module.register_forward_hook(leave)

@@ -46,21 +46,12 @@ class Settings:
         return f"activation='{self.activation}', recurrent_activation='{self.gates}'{reset}"
 
 
-def run(
-    kind: str,
-    x: Tensor,
-    weights: list[Tensor],
-    biases: bool,
-    layers: int,
-    both: bool,
-    first: bool,
-    settings: Settings,
-    mask: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """The outputs and the last outputs of a layer as `torch.lstm` and `torch.gru` take it.
+def run(kind: str, args: tuple, settings: Settings, mask: Tensor | None = None) -> tuple:
+    """The outputs and the last outputs of a layer, with the arguments of `torch.lstm` and others.
 
     mask: (batch, time), False where a step is skipped: state and output stay, as in Keras.
     """
+    x, _, weights, biases, layers, _, _, both, first = args[:9]
     x = x if first else x.transpose(0, 1)
     ways, count, last = 1 + both, 4 if biases else 2, []
     for layer in range(layers):
@@ -82,10 +73,10 @@ def is_packed(args: tuple) -> bool:
 
 def run_packed(kind: str, args: tuple, settings: Settings) -> tuple[Tensor, Tensor]:
     """As `run`, with the arguments of `torch.lstm` for packed sequences."""
-    data, sizes, _, weights, biases, layers, _, _, both = args[:9]
+    data, sizes, *rest = args[:9]
     x, lengths = rnn.pad_packed_sequence(rnn.PackedSequence(data, sizes), batch_first=True)
     mask = torch.arange(x.shape[1])[None] < lengths[:, None]
-    out, last = run(kind, x, weights, biases, layers, both, True, settings, mask)
+    out, last = run(kind, (x, *rest, True), settings, mask)
     return rnn.pack_padded_sequence(out, lengths, batch_first=True).data, last
 
 

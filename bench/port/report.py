@@ -1,12 +1,11 @@
-"""What `twinbench port` answers: the differences of two models, in the order in which they act.
-
-`bench.port.compare.port(file, say=print)` takes what `shared.user_model.look(path)` gives and
-returns a `Report`. Both frameworks are imported in this process, PyTorch first.
-"""
+"""What `twinbench port` answers: the differences of two models, in the order in which they act."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from bench.port.causes import CATALOGUE
 
 # In the order in which they are looked at; a difference in one is a consequence in later ones.
 STEPS = {
@@ -32,8 +31,8 @@ class Finding:
     a loss and a share: relative difference). bound: up to which size it would have counted as
     equal. before: what was equal before it, in words. cause: a key of `causes.CATALOGUE`, None
     where no cause was verified. verified: whether the difference went once the change was made.
-    change_pt, change_tf: the line to change on either side, one of both is enough. why: why the
-    frameworks differ there. places: how many layers the change was needed in.
+    change_pt, change_tf: the line to change on either side, one of both is enough. places: how many
+    layers the change was needed in.
     """
 
     step: str
@@ -46,19 +45,16 @@ class Finding:
     verified: bool = False
     change_pt: str = ""
     change_tf: str = ""
-    why: str = ""
     places: int = 1
 
 
 @dataclass(frozen=True)
 class Match:
-    """Weights that belong together: a layer of each side. equal: whether they held the same."""
+    """Weights that belong together: a layer of each side. how: "values", "name" or "order"."""
 
     layer_pt: str
     layer_tf: str
-    kind: str
-    equal: bool
-    how: str  # "values", "name" or "order"
+    how: str
 
 
 @dataclass(frozen=True)
@@ -73,24 +69,43 @@ class Certificate:
     weights_bound: float
 
 
-@dataclass(frozen=True)
+@dataclass
 class Report:
     """findings: the first difference first; empty where nothing differs. matches: weights.
 
     equal: what was compared and equal, in words, in order. notes: what is no difference but worth
-    knowing. certificate: None unless the training steps were compared and equal.
+    knowing. certificate: None unless the training steps were compared and equal. copied: whether
+    weights were copied by the match, not by the file. code: of a copy_weights that does so.
     """
 
-    findings: tuple[Finding, ...]
-    matches: tuple[Match, ...]
-    equal: tuple[str, ...]
-    notes: tuple[str, ...] = ()
+    findings: list[Finding] = field(default_factory=list)
+    matches: tuple[Match, ...] = ()
+    equal: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     certificate: Certificate | None = None
-    copied: bool = False  # whether the weights were copied by the match, not by the file
+    copied: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
-    code: str = ""  # of a copy_weights that does what the match says
+    code: str = ""
+    speed: str = ""  # of both, in words, where it was asked for
 
-    @property
-    def first(self) -> Finding | None:
-        """The first difference."""
-        return self.findings[0] if self.findings else None
+    def add(
+        self, step: str, layers: tuple[str, str], size: float, bound: float, before: str,
+        key: str | None = None, values: tuple[str, str] = ("", ""), places: int = 1,
+    ) -> None:  # fmt: skip
+        """Add a difference, or more places to one of the same step, cause and change."""
+        cause = CATALOGUE[key] if key else None
+        words = (key, cause.told == "changed", *cause.lines(*values)) if cause else ()
+        finding = Finding(step, *layers, size, bound, before, *words, places=places)
+        alike = (key, step, finding.change_pt)
+        for place, other in enumerate(self.findings):
+            if (other.cause, other.step, other.change_pt) == alike:
+                self.findings[place] = replace(other, places=other.places + places)
+                return
+        self.findings.append(finding)
+
+    def has(self, *steps: str) -> bool:
+        """Whether a difference was found at one of these steps."""
+        return any(finding.step in steps for finding in self.findings)
+
+
+Say = Callable[[str], None]

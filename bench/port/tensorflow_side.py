@@ -67,12 +67,12 @@ class TensorFlowSide:
         """The model's output for inputs as `batch` gives them."""
         return self._calling.call(self.model, x, training=training)
 
-    def trace(self, *, training: bool = False, dropout: bool = False) -> Trace:
+    def trace(self, *, training: bool = False) -> Trace:
         """Run the model on the batch; its state stays what it is."""
         state = [variable.numpy() for variable in self.model.non_trainable_variables]
         calls, index, stack = [], Index(), []
         with ExitStack() as around:
-            around.enter_context(self.without_dropout(not dropout))
+            around.enter_context(self.without_dropout())
             around.enter_context(_named_calls(self.model, calls, index, stack))
             around.enter_context(_operators(index, stack))
             output = self.call(self.x, training=training)
@@ -82,20 +82,19 @@ class TensorFlowSide:
         return Trace(calls, index, outputs(output), output, after)
 
     @contextmanager
-    def without_dropout(self, off: bool = True) -> Iterator[None]:
+    def without_dropout(self) -> Iterator[None]:
         """In which no layer drops anything."""
-        kept = []
-        for layer in self.layers() if off else ():
-            for name in RATES:
-                if _is_rate(layer, name):
-                    kept.append((layer, name, getattr(layer, name)))
+        rates = [
+            (layer, name) for layer in self.layers() for name in RATES if _is_rate(layer, name)
+        ]
+        kept = [getattr(layer, name) for layer, name in rates]
         try:
-            for layer, name, _ in kept:
-                _set(layer, name, 0.0)
+            for layer, name in rates:
+                object.__setattr__(layer, name, 0.0)  # though the layer is built
             yield
         finally:
-            for layer, name, value in kept:
-                _set(layer, name, value)
+            for (layer, name), value in zip(rates, kept, strict=True):
+                object.__setattr__(layer, name, value)
 
     def loss(self, output: Any, y: Any | None = None) -> Any:
         """The file's loss."""
@@ -104,10 +103,6 @@ class TensorFlowSide:
     def penalty(self) -> Any:
         """The sum of the model's own losses, such as those of regularisers; 0.0 without any."""
         return sum(self.model.losses, tf.constant(0.0))
-
-    def tensor(self, array: Any) -> Any:
-        """An array as a tensor."""
-        return tf.constant(array)
 
 
 def _is_rate(layer: Any, name: str) -> bool:
@@ -118,11 +113,6 @@ def _is_rate(layer: Any, name: str) -> bool:
         return False
     kind = type(layer).__name__
     return name != "rate" or "rop" in kind or "Noise" in kind
-
-
-def _set(layer: Any, name: str, value: float) -> None:
-    """Set an attribute, though the layer is built."""
-    object.__setattr__(layer, name, value)
 
 
 def outputs(output: Any) -> list:

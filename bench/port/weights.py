@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import keras
@@ -43,6 +44,10 @@ class Unit:
     parts: dict[str, Any]
     how: dict[str, tuple] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.kind == "convolution" and set(self.shape[2:]) == {1}:  # may be dense elsewhere
+            self.kind, self.shape = "dense", self.shape[:2]
+
 
 @dataclass(frozen=True)
 class Transfer:
@@ -54,11 +59,16 @@ class Transfer:
     variable: Any
     role: str
 
+    @property
+    def joined(self) -> bool:
+        """Whether Keras has the sum of PyTorch's two."""
+        return len(self.names) > 1 and len(self.variable.shape) == 1
+
     def convert(self, arrays: dict[str, np.ndarray], *, gradient: bool = False) -> np.ndarray:
         """PyTorch's arrays in Keras's layout. A gradient of a sum is that of the first."""
         given = [np.asarray(arrays[name]) for name in self.names]
-        if gradient and self.how == "summed":
-            return given[0].reshape(self.variable.shape)
+        if gradient and self.joined:
+            given[1] = np.zeros_like(given[1])
         return getattr(conversions, self.how)(*given, *self.arguments, tuple(self.variable.shape))
 
 
@@ -101,10 +111,9 @@ class Weights:
 
         def open_groups() -> Iterator[tuple[list[Unit], list[Unit]]]:
             groups: dict = defaultdict(lambda: ([], []))
-            for place, units in enumerate((ours, theirs)):
-                for unit in units:
-                    free = unit.name not in (pairs, taken)[place]
-                    groups[unit.kind, unit.shape][place].append(unit) if free else None
+            for place, (units, gone) in enumerate(((ours, pairs), (theirs, taken))):
+                for unit in (unit for unit in units if unit.name not in gone):
+                    groups[unit.kind, unit.shape][place].append(unit)
             return iter(list(groups.values()))
 
         for a_group, b_group in open_groups():  # by values, of what is not initialised to ones
@@ -123,9 +132,8 @@ class Weights:
 
         def in_order(norms: bool) -> None:
             for a_group, b_group in open_groups():
-                if a_group and (a_group[0].kind in NORMS) == norms:
-                    for a, b in zip(a_group, b_group, strict=False):
-                        take(a, b, "order")
+                for a, b in zip(a_group, b_group, strict=False):
+                    take(a, b, "order") if (a.kind in NORMS) == norms else None
 
         in_order(norms=False)
         for a_group, b_group in open_groups():  # a norm after layers that belong together
@@ -136,10 +144,8 @@ class Weights:
                 if b and b.name not in taken:
                     take(a, b, "order")
         in_order(norms=True)
-        left = (
-            [u.name for u in ours if u.name not in pairs],
-            [u.name for u in theirs if u.name not in taken],
-        )
+        sides = ((ours, pairs), (theirs, taken))
+        left = [[u.name for u in units if u.name not in gone] for units, gone in sides]
         return list(pairs.values()), left
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -147,15 +153,11 @@ class Weights:
         return {name: tensor.detach().numpy() for name, tensor in self.state.items()}
 
     def matches(self) -> tuple[Match, ...]:
-        """What belongs together, and whether it holds the same now."""
-        arrays = self.arrays()
-        return tuple(
-            Match(p.pt.name, p.tf.name, p.pt.kind, self.equal(p, arrays), p.how) for p in self.pairs
-        )
+        """What belongs together."""
+        return tuple(Match(pair.pt.name, pair.tf.name, pair.how) for pair in self.pairs)
 
-    def equal(self, pair: Pair, arrays: dict[str, np.ndarray] | None = None) -> bool:
+    def equal(self, pair: Pair, arrays: dict[str, np.ndarray]) -> bool:
         """Whether a pair's weights hold the same."""
-        arrays = self.arrays() if arrays is None else arrays
         return all(_equal(transfer, arrays) for transfer in pair.transfers)
 
     def copy(self, pair: Pair) -> None:
@@ -177,15 +179,12 @@ class Weights:
             for pair, transfer in self.transfers()
         ]  # fmt: skip
         used = {how for _, _, how, *_ in lines} | ({"gated"} if "stacked" in str(lines) else set())
-        functions = [
-            inspect.getsource(function)
-            for name, function in inspect.getmembers(conversions, inspect.isfunction)
-            if name in used
-        ]
-        loader = PackageLoader("bench", "templates")
+        every = inspect.getmembers(conversions, inspect.isfunction)
+        functions = [inspect.getsource(function) for name, function in every if name in used]
         environment = Environment(
-            loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
-        )
+            loader=PackageLoader("bench", "templates"), trim_blocks=True, lstrip_blocks=True,
+            undefined=StrictUndefined,
+        )  # fmt: skip
         template = environment.get_template("copy_weights.py.j2")
         return template.render(functions=functions, lines=sorted(lines))
 
@@ -237,15 +236,14 @@ def pytorch_units(model: nn.Module) -> Iterator[Unit]:
 
 
 def _kind(module: nn.Module) -> str:
-    if isinstance(module, nn.modules.conv._ConvTransposeNd):
-        return "transposed"
-    if isinstance(module, nn.modules.conv._ConvNd):
-        return "convolution"
-    if isinstance(module, nn.Linear):
-        return "dense"
-    if isinstance(module, nn.Embedding):
-        return "embedding"
-    return "norm" if "Norm" in type(module).__name__ else "parameter"
+    kinds = {
+        nn.modules.conv._ConvTransposeNd: "transposed",
+        nn.modules.conv._ConvNd: "convolution",
+        nn.Linear: "dense",
+        nn.Embedding: "embedding",
+    }
+    usual = "norm" if "Norm" in type(module).__name__ else "parameter"
+    return next((kind for base, kind in kinds.items() if isinstance(module, base)), usual)
 
 
 def _recurrent(name: str, at: str, module: nn.RNNBase) -> Iterator[Unit]:
@@ -314,47 +312,37 @@ def tensorflow_units(tf: TensorFlowSide, trace: tensorflow_side.Trace) -> Iterat
 
 def _units(name: str, layer: Any, held: list) -> Iterator[Unit]:
     parts = {variable.name: variable for variable in held}
-    kernel = next(iter(parts.values()))
-    size = tuple(kernel.shape)
-    cell = next((kind for base, kind in CELLS.items() if isinstance(layer, base)), None)
+    kernel = held[0]
+    size, is_a = tuple(kernel.shape), partial(isinstance, layer)
+    cell = next((kind for base, kind in CELLS.items() if is_a(base)), None)
+    bias = {"bias": parts["bias"]} if "bias" in parts else {}
     if cell:
         roles = {"kernel": "kernel", "recurrent_kernel": "recurrent", "bias": "bias"}
         parts = {roles[n]: v for n, v in parts.items()}
         yield Unit(name.rpartition("/")[0] or name, cell, size[::-1], parts)
-    elif isinstance(layer, SEPARABLE):
-        depth, point, *_ = held
-        shape = (depth.shape[-2] * depth.shape[-1], 1, *depth.shape[:-2])
-        yield Unit(f"{name}/depthwise", "convolution", shape, {"kernel": depth})
-        left = {"kernel": point} | {n: v for n, v in parts.items() if n == "bias"}
-        yield Unit(name, "convolution", (size_out(point), point.shape[-2], *point.shape[:-2]), left)
-    elif isinstance(layer, DEPTHWISE):
-        named = {"kernel": kernel} | {n: v for n, v in parts.items() if n == "bias"}
-        yield Unit(name, "convolution", (size[-2] * size[-1], 1, *size[:-2]), named)
-    elif isinstance(layer, (*CONVOLUTIONS, *TRANSPOSED)):
-        kind = "transposed" if isinstance(layer, TRANSPOSED) else "convolution"
-        named = {"kernel": kernel} | {n: v for n, v in parts.items() if n == "bias"}
-        yield Unit(name, kind, (size[-1], size[-2], *size[:-2]), named)
-    elif isinstance(layer, L.Dense):
-        yield Unit(name, "dense", size[::-1], parts)
-    elif isinstance(layer, L.EinsumDense):
-        yield Unit(name, "dense", _matrix(layer.equation, size), parts)
-    elif isinstance(layer, L.BatchNormalization):
-        yield Unit(name, "batch_norm", (held[0].shape[0],), parts)
+    elif is_a(SEPARABLE):
+        shape, point = (size[-2] * size[-1], 1, *size[:-2]), held[1]
+        yield Unit(f"{name}/depthwise", "convolution", shape, {"kernel": kernel})
+        shape = (point.shape[-1], point.shape[-2], *point.shape[:-2])
+        yield Unit(name, "convolution", shape, {"kernel": point} | bias)
+    elif is_a((*CONVOLUTIONS, *TRANSPOSED, *DEPTHWISE)):
+        kind = "transposed" if is_a(TRANSPOSED) else "convolution"
+        shape = (size[-2] * size[-1], 1) if is_a(DEPTHWISE) else (size[-1], size[-2])
+        yield Unit(name, kind, (*shape, *size[:-2]), {"kernel": kernel} | bias)
+    elif is_a((L.Dense, L.EinsumDense)):
+        shape = size[::-1] if is_a(L.Dense) else _matrix(layer.equation, size)
+        yield Unit(name, "dense", shape, parts)
+    elif is_a(L.BatchNormalization):
+        yield Unit(name, "batch_norm", (size[0],), parts)
     elif "Norm" in type(layer).__name__:
-        if "scale" in parts:
-            parts["gamma"] = parts.pop("scale")
-        yield Unit(name, "norm", size, parts)
+        roles = {"scale": "gamma"}
+        yield Unit(name, "norm", size, {roles.get(n, n): v for n, v in parts.items()})
     elif "Embedding" in type(layer).__name__ and len(held) == 1:
         yield Unit(name, "embedding", size, {"kernel": kernel})
     else:
         for variable in held:
             shape = tuple(s for s in variable.shape if s != 1)
             yield Unit(f"{name}/{variable.name}", "parameter", shape, {"kernel": variable})
-
-
-def size_out(kernel: Any) -> int:
-    """How many channels a convolution's kernel gives."""
-    return kernel.shape[-1]
 
 
 def _matrix(equation: str, size: tuple[int, ...]) -> tuple[int, int]:
@@ -383,25 +371,17 @@ def _transfers(a: Unit, b: Unit) -> Iterator[Transfer]:
     """How Keras's variables are made of PyTorch's weights, as far as both have them."""
     for role, names in a.parts.items():
         variable = b.parts.get(role)
-        if variable is None:
-            continue
-        count = int(np.prod(variable.shape))
-        if role in a.how:
-            how, arguments = a.how[role]
-        else:
-            how, arguments = _conversion(a, role, names, variable), ()
-        if how == "summed" or how == "stacked" or count:
+        if variable is not None and np.prod(variable.shape):
+            how, arguments = a.how.get(role, (_conversion(a, role, variable), ()))
             yield Transfer(names, how, arguments, variable, role)
 
 
-def _conversion(unit: Unit, role: str, names: tuple, variable: Any) -> str:
-    if role == "bias" and unit.kind in GATES:
-        return "stacked" if unit.kind == "gru" else "summed"
-    if role in ("kernel", "recurrent") and unit.kind in GATES:
-        return "gated" if unit.kind == "gru" else "recurrent"
-    if role == "kernel" and unit.kind == "dense":
-        return "dense"
-    if role == "kernel" and unit.kind in ("convolution", "transposed"):
+def _conversion(unit: Unit, role: str, variable: Any) -> str:
+    if unit.kind in GATES:
+        names = ("stacked", "gated") if unit.kind == "gru" else ("summed", "recurrent")
+        return names[role != "bias"]
+    if role == "kernel" and unit.kind == "convolution":
         deep = unit.shape[1] == 1 and tuple(variable.shape)[-2] != 1
-        return "depthwise" if deep and unit.kind == "convolution" else "convolution"
-    return "same"
+        return "depthwise" if deep else "convolution"
+    kinds = {"dense": "dense", "transposed": "convolution"}
+    return kinds.get(unit.kind, "same") if role == "kernel" else "same"

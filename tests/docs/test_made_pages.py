@@ -19,8 +19,7 @@ from bench.ladders import climbing
 from bench.ladders import command as ladders
 from bench.ladders import record as climbs
 from bench.network import command as network
-from bench.port.catalogue import GROUPS
-from bench.port.causes import CATALOGUE
+from bench.port.causes import CATALOGUE, GROUPS
 from bench.record import DIFFERENT
 from bench.validation import attacked, controls_page, overhead, reproducibility
 from tests.docs.commands import PROJECTED
@@ -144,8 +143,8 @@ def test_the_part_on_public_pairs_is_what_their_record_gives():
 
 
 def test_each_cause_of_a_port_is_explained_once():
-    explained = [key for entries in GROUPS.values() for key in entries]
-    assert sorted(explained) == sorted(CATALOGUE)
+    """A key that two groups had would lose one of its causes."""
+    assert sum(map(len, GROUPS.values())) == len(CATALOGUE)
 
 
 def test_a_page_that_is_old_missing_or_of_nothing_is_found(tmp_path, monkeypatch, capsys):

@@ -102,6 +102,8 @@ PLANTED = tuple(
         ("two_inputs", "weight_layout", "weights", "dense2", "kernel_layout"),
         ("detector", "convolution_padding", "evaluation", "stage2", "padding"),
         ("detector", "activation", "evaluation", "act", "activation"),
+        ("resnet", "preprocessing", "evaluation", "", "preprocessing"),
+        ("detector", "preprocessing", "evaluation", "rescaling", "preprocessing"),
         ("detector", "interpolation", "evaluation", "up", "interpolation"),
         ("detector", "missing_residual", "evaluation", "smooth", "missing_residual"),
         ("detector", "reshape_order", "evaluation", "score_rows", "reshape_order"),

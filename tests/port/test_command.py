@@ -6,7 +6,7 @@ import pytest
 
 from bench.port import command
 from bench.port.causes import CATALOGUE
-from bench.port.report import Certificate, Finding, Match, Report
+from bench.port.report import Certificate, Match, Report
 
 
 @pytest.mark.parametrize(
@@ -36,10 +36,9 @@ def test_weights_are_never_written_over_a_file(tmp_path, capsys):
 
 @pytest.mark.parametrize("key", CATALOGUE)
 def test_an_answer_begins_with_the_first_difference_and_fits_a_terminal(key):
-    cause = CATALOGUE[key]
-    words = (key, True, cause.change_pt, cause.change_tf, cause.why)
-    finding = Finding("evaluation", "b1.conv1", "b1_conv1", 0.5, 1e-6, "all up to bn", *words)
-    text = command.lines(Report((finding,), (), ("the batch",)), "my_model.py")
+    cause, report = CATALOGUE[key], Report(equal=["the batch"])
+    report.add("evaluation", ("b1.conv1", "b1_conv1"), 0.5, 1e-6, "all up to bn", key, ("", "7"))
+    text = command.lines(report, "my_model.py")
     head = " ".join(text[:3])
     assert "outputs in evaluation mode at b1.conv1 / b1_conv1" in head
     assert cause.title.split()[0] in head
@@ -47,9 +46,10 @@ def test_an_answer_begins_with_the_first_difference_and_fits_a_terminal(key):
 
 
 def test_where_nothing_differs_the_certificate_and_the_match_are_shown():
-    match = Match("fc", "dense", "dense", True, "order")
+    match = Match("fc", "dense", "order")
     done = Certificate(10, 1e-7, 1e-5, 1e-6, 1e-5)
-    text = "\n".join(command.lines(Report((), (match,), (), (), done, copied=True), "m.py"))
+    report = Report(matches=(match,), certificate=done, copied=True)
+    text = "\n".join(command.lines(report, "m.py"))
     assert text.startswith("Nothing differs")
     assert "10 training steps" in text
     assert "dense (order)" in text

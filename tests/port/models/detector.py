@@ -66,7 +66,8 @@ def tensorflow():
         return layers.Conv2D(CHANNELS, 3, strides=2, activation="relu", name=name)(x)
 
     image = keras.Input((SIDE, SIDE, 3))
-    fine = strided("stage1", image)
+    scaled = layers.Rescaling(0.5, 0.25, name="rescaling")(image)
+    fine = strided("stage1", scaled if PLANT == "preprocessing" else image)
     coarse = strided("stage2", fine)
     coarse = layers.DepthwiseConv2D(3, padding="same", activation="relu", name="depthwise")(coarse)
     merged = layers.Conv2D(CHANNELS, 1, name="lateral")(fine)

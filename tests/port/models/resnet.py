@@ -41,6 +41,8 @@ def pytorch():
             self.fc = nn.Linear(CHANNELS * 3 * 3, CLASSES)
 
         def forward(self, x):
+            if PLANT == "preprocessing":
+                x = (x - 0.5) / 0.25
             x = self.pool(self.act(self.bn(self.stem(x))))
             x = self.block2(self.block1(x))
             return self.fc(torch.flatten(x, 1))
