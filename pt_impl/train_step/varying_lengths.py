@@ -69,7 +69,7 @@ def pad(
     length = target_length(lengths, padding=padding, multiple=multiple, most=most)
     padded = []
     for parts, value in zip(zip(*samples, strict=True), (0, NO_LABEL), strict=True):
-        whole = pad_sequence([torch.as_tensor(one) for one in parts], True, value)
+        whole = pad_sequence([torch.tensor(one) for one in parts], True, value)
         padded.append(F.pad(whole, (0, length - whole.shape[1]), value=value))
     return (padded[0],), padded[1]
 
@@ -91,8 +91,8 @@ def pack(samples: Sequence[tuple[np.ndarray, np.ndarray]], *, most: int = 64) ->
         start = 0
         for number, sample in enumerate(inside, 1):
             place = slice(start, start + lengths[sample])
-            codes[row, place] = torch.as_tensor(samples[sample][0])
-            labels[row, place] = torch.as_tensor(samples[sample][1])
+            codes[row, place] = torch.tensor(samples[sample][0])
+            labels[row, place] = torch.tensor(samples[sample][1])
             positions[row, place] = torch.arange(lengths[sample])
             segments[row, place] = number
             start = place.stop
