@@ -70,9 +70,8 @@ def at_end(processes: Processes, environment: Environment) -> Environment:
     again = {}
     for name in environment.products:
         with suppress(Failed, Unsupported):
-            threads = environment.threads
-            found = isolated_measurements.describe(processes, name, threads, dtypes=("float32",))
-            again[name] = found.products
+            asked = name, environment.threads, ("float32",)
+            again[name] = isolated_measurements.describe(processes, *asked).products
     return environment.but(products_at_end=again)
 
 
