@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -64,6 +65,8 @@ TECHNIQUE = Technique(
         f"{OUTLIER['reader']} divides by it. fp32 is the planted model in float32.",
         f"Ranges come from {CALIBRATION} images of the training split. A search judges by outputs "
         f"for the {JUDGED} after them: at most {MOST:.0%} from those in float.",
+        "Files count however far off they are: that is what is shown. Those of "
+        "post_training_quantization are refused beyond a half.",
         "The rows in ONNX Runtime are compared with the float32 file of the framework's own "
         "runtime: of interest there is what layers in float give back, not the ratio of times.",
     ),
@@ -95,28 +98,37 @@ def _write(impl, work: Work, model, path: Path) -> None:
     def error(predict: Callable) -> float:
         return distance(predict(judged), wanted)
 
-    technique, quantization = (
-        impl.compression.accuracy_aware_quantization,
-        impl.compression.post_training_quantization,
-    )
+    technique, settings = impl.compression.accuracy_aware_quantization, work.settings
     search: LayerSearch | None = None
-    if not work.settings:
+    if not settings:
         _files(impl).keep_float32(planted, calibration, path)
-    elif work.settings["runtime"] == ONNX:
-        if work.settings["searches"]:
+    elif settings["runtime"] == ONNX:
+        if settings["searches"]:
             search = technique.search_onnxruntime_int8(planted, calibration, error, most=MOST)
-        kept = search.kept if search else ()
-        quantization.quantize_onnxruntime_int8(planted, calibration, path, keep_float=kept)
+        _write_onnx(impl, planted, calibration, path, search.kept if search else ())
+    elif settings["searches"]:
+        quantized, search = technique.apply_accuracy_aware_int8(
+            planted, calibration, error, most=MOST
+        )
+        _files(impl).save_as_it_is(quantized, path)
     else:
-        if work.settings["searches"]:
-            quantized, search = technique.apply_accuracy_aware_int8(
-                planted, calibration, error, most=MOST
-            )
-        else:
-            quantized = quantization.apply_static_int8(planted, calibration)
-        _files(impl).save_int8(quantized, planted, calibration, path)
+        quantization = impl.compression.post_training_quantization
+        _files(impl).save_as_it_is(quantization.apply_static_int8(planted, calibration), path)
     if search:
         Path(path).with_name(EVIDENCE).write_text(json.dumps(search.as_json()))
+
+
+def _write_onnx(impl, planted, calibration, path: Path, kept: tuple[int, ...]) -> None:
+    """The file in int8, however far off: the function of the technique would refuse that."""
+    from shared import onnx_quantization
+
+    arrays = np.asarray(calibration)
+    batches = [(arrays[start : start + 32],) for start in range(0, len(arrays), 32)]
+    with TemporaryDirectory() as folder:
+        whole = Path(folder) / "whole.onnx"
+        quantization = impl.compression.post_training_quantization
+        quantization.keep_onnxruntime_float32(planted, calibration, whole)
+        onnx_quantization.quantize(whole, path, batches, keep_float=kept)
 
 
 def _planted(impl, work: Work, model):

@@ -106,8 +106,11 @@ def test_pt_the_deprecated_route_predicts_as_the_new_one(impl, models, planted):
 # The benchmark -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["accuracy_aware", "onnxruntime_accuracy_aware"])
-def test_the_benchmark_proves_the_rows_that_search(impl, kit, tmp_path, name):
+ROWS = ("all_int8", "accuracy_aware", "onnxruntime_all_int8", "onnxruntime_accuracy_aware")
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_benchmark_proves_each_row(impl, kit, technique, tmp_path, name):
     (variant,) = [one for one in bench_file.TECHNIQUE.variants if one.name == name]
     small = datasets.DatasetSpec("small-digits", "digits", train_size=600, test_size=10)
     spec = CNNSpec((32, 32, 1), ((8, 2), (16, 2), (16, 2)), num_classes=10)
