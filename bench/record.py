@@ -25,6 +25,7 @@ Positive = Annotated[float, Meta(gt=0, le=LARGEST)]
 Sample = Annotated[float, Meta(gt=1e-10, le=1e5)]  # seconds a step
 Ratio = Annotated[float, Meta(gt=0, le=1e9)]
 Count = Annotated[int, Meta(gt=0)]
+Whole = Annotated[int, Meta(ge=0)]
 Look = Annotated[int, Meta(gt=1, le=1000)]
 Interval = tuple[Number, Number]
 RatioBounds = tuple[Positive, Positive]  # of two blocks that are far apart they are far out
@@ -152,10 +153,10 @@ class Fidelity(Base, frozen=True, kw_only=True, eq=False):
     """
 
     samples: Count
-    right: int
-    lost: int
-    gained: int
-    flipped: int
+    right: Whole
+    lost: Whole
+    gained: Whole
+    flipped: Whole
     loss_more: Number | None = None
     loss_sd: Number | None = None
     loss: AccuracyDifference | None = None
@@ -596,6 +597,7 @@ def decode(text: bytes | str) -> Record:
         raise ValueError("nested too deeply for a record") from None
     _check_looks(record)
     _check_rounds(record)
+    _check_predictions(record)
     return record
 
 
@@ -625,6 +627,20 @@ def _check_looks(record: Record) -> None:
         looks = getattr(record, name) or []
         if looks != sorted(set(looks)) or len(looks) > MOST_LOOKS:
             raise ValueError(f"the record: {name} are not {MOST_LOOKS} rising numbers at most")
+
+
+def _check_predictions(record: Record) -> None:
+    """What a model has right, loses and gains are shares of the same samples."""
+    for number, case in enumerate(record.cases):
+        checked = case.fidelity
+        if checked and not (
+            checked.lost <= checked.right
+            and checked.right + checked.gained <= checked.samples
+            and checked.lost + checked.gained <= checked.flipped <= checked.samples
+        ):
+            raise ValueError(
+                f"the record: cases {number}: fidelity: it counts more than its samples"
+            )
 
 
 def _check_rounds(record: Record) -> None:

@@ -116,11 +116,12 @@ def _checked(kept: Accuracy) -> str:
     told = f"predictions {check.verdict}"
     told = "whether predictions are kept can't be told" if untold else told
     points, loss = check.points, check.loss
-    more = plus_minus(loss.mean, loss.ci, signed=True) if loss else "not finite"
-    return (
-        f"{told} ({check.flipped / check.samples:.1%} of {check.samples:,} flip, right "
-        f"{points.mean:+.2f} points, {points.ci[0]:+.2f} to {points.ci[1]:+.2f}, loss {more} nats)"
-    )
+    parts = [f"{check.flipped / check.samples:.1%} of {check.samples:,} flip"]
+    if points and points.ci:
+        low, high = points.ci
+        parts.append(f"right {points.mean:+.2f} points, {low:+.2f} to {high:+.2f}")
+    more = f"{plus_minus(loss.mean, loss.ci, signed=True)} nats" if loss else "not finite"
+    return f"{told} ({', '.join([*parts, f'loss {more}'])})"
 
 
 # A ranking ----------------------------------------------------------------------------------------

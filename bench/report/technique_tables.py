@@ -330,9 +330,9 @@ def kept_predictions(rows: Rows) -> Table | None:
         return number(100 * found.flipped / found.samples) if found else MISSING
 
     def right(case: Case) -> str:
-        if case.fidelity is None:
+        points = case.fidelity and case.fidelity.points
+        if not points or points.ci is None:
             return MISSING
-        points = case.fidelity.points
         low, high = (f"{bound:+.2f}" for bound in points.ci)
         return _under(f"{points.mean:+.2f} ({low} to {high})", case.fidelity.verdict)
 

@@ -120,6 +120,12 @@ def test_predictions_are_kept_lost_or_not_told(found, verdict):
     assert checks.of_predictions(row(fidelity=found), TASKS).verdict == verdict
 
 
+def test_a_record_that_counts_more_than_its_samples_is_refused_in_one_line():
+    for found in (predictions(0, 0).but(right=2_001), predictions(5, 5).but(flipped=9)):
+        with pytest.raises(ValueError, match="cases 0: fidelity: it counts more than its samples"):
+            records.as_read(records.record([row(fidelity=found)]))
+
+
 # What counts as keeping accuracy ------------------------------------------------------------------
 
 
