@@ -63,9 +63,9 @@ at its defaults, what it is ({made}, {cpu}). It promises to find 0.25 MB a round
 
 _DIFFERENCES = """## Differences that were simulated
 
-`twinbench validate simulate docs` draws runs from the noise of the published record's blocks,
-{runs} for each row, in which contenders of a known ratio leave when they are decided. *Slower* and
-*faster* are said with any number of blocks, slightly or not.
+`twinbench validate simulate docs` draws default runs from the noise of the published record's
+blocks, {runs} for each row, of contenders of a known ratio. *Slower* and *faster* are said,
+slightly or not.
 """
 
 _LOSSES = """## Losses of accuracy that were simulated

@@ -208,7 +208,7 @@ def _simulate(given: argparse.Namespace) -> int:
         ) from None
     if not noise or not all(len(values) > 1 for values in noise.values()):
         raise ValueError(f"{given.path} holds too few blocks")
-    if given.publish and file.resolve() != attacked.PUBLISHED:
+    if given.publish and file.resolve() != attacked.PUBLISHED.resolve():
         raise ValueError("--publish is of the published record: `twinbench validate simulate docs`")
     times = {name: simulate.simulate(values, SEED) for name, values in noise.items()}
     for name, outcomes in times.items():

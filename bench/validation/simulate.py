@@ -1,4 +1,4 @@
-"""Runs that end early, simulated from recorded noise: what they cover, find and say falsely.
+"""Runs, simulated from recorded noise: what their intervals cover, find and say falsely.
 
 And rows that lose accuracy: how large a loss has to be before their seeds show it.
 """
@@ -11,10 +11,11 @@ from math import exp, log
 
 import numpy as np
 
-from bench.analysis.bounds import LOOKS
+from bench.analysis.bounds import Looks
 from bench.analysis.fit import fit_of
 from bench.analysis.sequential import DECIDED, Pair, judge
 from bench.analysis.verdicts import DELTA, Ratio, compare_accuracy
+from bench.harness.plan import EFFORT
 
 BASE = "baseline"
 # True ratios of the contenders of a simulated piece of work; how many of each makes them kin of
@@ -43,13 +44,13 @@ class Outcome:
         return sum(verdict in verdicts for verdict in self.verdicts) / len(self.verdicts)
 
 
-def play(noise: np.ndarray, truths: Sequence[float], looks: tuple[int, ...] = LOOKS) -> list[Ratio]:
+def play(noise: np.ndarray, truths: Sequence[float], looks: Looks) -> list[Ratio]:
     """One run: `noise` by block and contender; whoever is decided at a look leaves."""
     names = [str(number) for number in range(len(truths))]
     pairs = [Pair(name, BASE) for name in names]
     blocks: list[dict[str, float]] = []
     alive = set(names)
-    for number, row in enumerate(noise[: looks[-1]], 1):
+    for number, row in enumerate(noise, 1):
         values = {name: log(truths[int(name)]) + float(row[int(name)]) for name in sorted(alive)}
         blocks.append({BASE: 0.0} | values)
         if number in looks:
@@ -58,13 +59,19 @@ def play(noise: np.ndarray, truths: Sequence[float], looks: tuple[int, ...] = LO
     return judge(fit_of(blocks), pairs, looks)
 
 
-def simulate(noise: Sequence[float], seed: int, works: int = WORKS) -> dict[float, Outcome]:
-    """What is said of each true ratio where the log ratios of a block scatter as `noise` does."""
+def simulate(
+    noise: Sequence[float], seed: int, works: int = WORKS, *, looks: Looks = EFFORT["default"].looks
+) -> dict[float, Outcome]:
+    """What is said of each true ratio where the log ratios of a block scatter as `noise` does.
+
+    By default runs, or by those that end by `looks`.
+    """
+    count = looks[-1] if looks else EFFORT["default"].blocks
     random, outcomes = np.random.default_rng(seed), {truth: Outcome() for truth in TRUTHS}
     values = np.asarray(noise) - np.mean(noise)  # in the simulated world the truth is known
     for _ in range(works):
-        drawn = random.choice(values, (LOOKS[-1], len(TRUTHS)))
-        for truth, result in zip(TRUTHS, play(drawn, TRUTHS), strict=True):
+        drawn = random.choice(values, (count, len(TRUTHS)))
+        for truth, result in zip(TRUTHS, play(drawn, TRUTHS, looks), strict=True):
             outcomes[truth].add(truth, result)
     return outcomes
 

@@ -74,7 +74,7 @@ def test_an_end_takes_the_place_of_the_next_look():
 
 def test_errors_and_coverage_are_what_they_should_be_where_contenders_leave():
     noise = np.random.default_rng(0).normal(0, 0.028, 400)  # of a log ratio, as on two cores
-    found = simulate(noise, seed=1, works=300)
+    found = simulate(noise, seed=1, works=300, looks=LOOKS)
     count = sum(len(each.verdicts) for each in found.values())
     assert 0.93 <= sum(each.covered for each in found.values()) / count <= 0.985
     assert found[1.0].share("faster", "slower") <= 0.01
@@ -159,7 +159,8 @@ def test_a_simulation_is_summed_up_in_shares_of_its_contenders():
 
 def test_simulated_noise_is_about_the_truth_and_who_is_decided_leaves_at_once():
     noise = np.random.default_rng(0).normal(0, 0.001, 50)
-    found, shifted = (simulate(noise + shift, seed=1, works=2) for shift in (0.0, 0.5))
+    given = {"seed": 1, "works": 2, "looks": LOOKS}
+    found, shifted = (simulate(noise + shift, **given) for shift in (0.0, 0.5))
     assert found[1.5].blocks == LOOKS[0] * 2
     assert {truth: each.verdicts for truth, each in found.items()} == {
         truth: each.verdicts for truth, each in shifted.items()

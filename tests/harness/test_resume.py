@@ -158,7 +158,7 @@ def install(patch, made):
     """Put made-up measurements in the place of processes."""
     patch.setattr(executor.Match, "play", lambda match, rounds: made.play(match, rounds))
     for name, value in {
-        "describe": lambda *_: DESCRIBED,
+        "describe": lambda *_, **__: DESCRIBED,
         "begin": lambda *_, **__: SimpleNamespace(stop=lambda **_: 0),
         "_cold_start": made.cold_start,
         "_evidence": lambda *_: Proof(),
