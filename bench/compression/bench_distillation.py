@@ -38,7 +38,13 @@ TECHNIQUE = Technique(
         Variant("alone", role="baseline", title="student alone", program="plain"),
         other_math("stored", "teacher's stored logits", **HEADLINE),
         # What it trains is what `stored` trains: the data is not augmented.
-        other_math("taught", "teacher in every step", measured=Measure(accuracy=False), **HEADLINE),
+        other_math(
+            "taught",
+            "teacher in every step",
+            "ordinary",
+            measured=Measure(accuracy=False),
+            **HEADLINE,
+        ),
         other_math("stored_t1", "stored logits, T = 1", "ordinary", temperature=1.0, alpha=0.9),
         other_math("stored_t8", "stored logits, T = 8", "ordinary", temperature=8.0, alpha=0.9),
         other_math(

@@ -47,7 +47,7 @@ TECHNIQUE = Technique(
             "scores_kept",
             "no block recomputed, scores of attention kept",
             frameworks=("pt",),
-            measured=Measure(tasks=("text-gpt-10m", "text-bert-10m")),
+            measured=Measure(tasks=("text-gpt-10m",)),
             attention="math",
         ),
         Variant("every_other_block", {"every": 2}, effort="ordinary", title="every other block"),
