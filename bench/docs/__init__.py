@@ -17,26 +17,32 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bench.analysis.families import FAMILIES
+from bench.analysis.ranking import GOALS, works
 from bench.analysis.reading import load, task_of, tasks, view
+from bench.analysis.table import FIRST_CALL, START, Row, level
 from bench.harness.plan import FRAMEWORKS, Technique, Variant, Workload
 from bench.harness.processes import ROOT
 from bench.harness.run_plan import techniques
 from bench.record import Record, TaskFacts
 from bench.report import charts, svg
+from bench.report.advised import gained
+from bench.report.answer import accuracy_of
 from bench.report.content import measured
 from bench.report.formatting import number
+from bench.report.names import name_of, sizes
 from bench.report.tables import escape, markdown_table
-from bench.report.technique_tables import tables
+from bench.report.technique_tables import Table, of_words, tables
 from shared.specs import TASKS, parameter_count, train_step_flops
 
 FOLDER = ROOT / "docs" / "techniques"
 # Tables of a page's results.
 SHOWN = ("speed", "ratios", "cost", "lifetimes", "accuracy", "probed", "rates")
+# Those of a docstring, in the order of a page.
 SECTIONS = (
+    "When it helps and when it hurts",
+    "Where the frameworks differ and why",
     "What it changes",
     "Its twin",
-    "Where the frameworks differ and why",
-    "When it helps and when it hurts",
     "Run it alone",
 )
 FLAVOURS = {"keras3": "Keras 3", "tf_keras": "tf_keras"}
@@ -156,7 +162,35 @@ def _parts(run: Record, name: str) -> dict:
     for title, each in views.items():
         facts = run.tasks.get(task_of(title)) or TaskFacts()
         shown.append((title, [table for table in tables(each, facts) if table.name in SHOWN]))
-    return {"chart": drawn[0] if drawn else None, "tasks": shown}
+    return {"chart": drawn[0] if drawn else None, "tasks": shown, "gains": _gains(run, name)}
+
+
+def _gains(run: Record, name: str) -> Table:
+    """A line for each piece of work: what the technique gains there, large models first."""
+    lines = []
+    for work in sorted(works(run), key=lambda work: not work.large):
+        rows = [row for row in work.members if row.case.technique == name and not row.is_baseline]
+        if rows:
+            sides = [[row for row in rows if row.case.framework == side] for side in FRAMEWORKS]
+            size = ", ".join(filter(None, (work.title, sizes([work.task]))))
+            lines.append([size, *map(_gained, sides)])
+    return Table(
+        "What it gains", of_words("work", *(one.title for one in FRAMEWORKS.values())), lines
+    )
+
+
+def _gained(rows: list[Row]) -> str:
+    """Each figure that some row was shown to better, by the row that gains most."""
+    said = []
+    for goal in {goal.figure: goal for goal in GOALS.values()}.values():
+        better = [row for row in rows if row.improves(goal.figure)]
+        if goal.figure in (FIRST_CALL, START) or not better:
+            continue
+        best = min(better, key=lambda row: level(goal.figure, row.ratios[goal.figure]))
+        kept = "" if best.accuracy.kept else f", {accuracy_of(best.accuracy)}"
+        gain = gained(best.ratios[goal.figure], goal)
+        said.append(f"{name_of(best.case, short=True)}: {gain}{kept}")
+    return "; ".join(said) or ("nothing shown" if rows else "not measured")
 
 
 def _tasks() -> list[dict]:
