@@ -52,7 +52,8 @@ NO_DIFFERENCE = "no difference shown"
 LEGEND = (
     f"Named is what was shown to gain over its own baseline (“against”), at least {DELTA:.0%} of "
     "time, memory or size by the whole interval, and keeps accuracy: the same work, or no worse "
-    "than the task's margin by the bound of its interval. Ahead: the framework whose named row, or "
+    "than the task's margin by the bound of its interval; or it says that the loss of a short "
+    "training is kept, or a trained model's predictions. Ahead: the framework whose named row, or "
     "plain code where none is named, was shown to be better. Brackets hold 95% intervals."
 )
 BRIEF_LEGEND = (
@@ -60,8 +61,8 @@ BRIEF_LEGEND = (
     "over the other framework: that is what “ahead” compares. Shown means that the whole 95% "
     f"interval, in brackets, lies beyond {DELTA:.0%} of time, memory or size; that of memory is by "
     "the scatter of the rows that had several processes and that from run to run. Gains keep "
-    "accuracy; “but” says why a row is not advised, and “ahead” then compares what it is held "
-    "against: docs/report.md names that."
+    "accuracy, or what their words say; “but” says why a row is not advised, and “ahead” then "
+    "compares what it is held against: docs/report.md names that."
 )
 
 
