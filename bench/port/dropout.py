@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
-from bench.port.pytorch_side import ATTENTION, DROPOUTS, RECURRENT, Event
+from bench.port.pytorch_side import ATTENTION, DROPOUTS, RECURRENT, Event, Patch
 from bench.port.recurrent import Settings, is_packed, run, run_packed
 from bench.port.report import Report
 from bench.port.values import closest, numpy
@@ -41,7 +43,8 @@ class Place:
 
 def compare(report: Report, pt: Any, tf: Any, both: Any) -> None:
     """Add findings."""
-    ours = [place for event in both.pt.events for place in _of_event(event, both.pt.events)]
+    events = both.pt.events
+    ours = [place for event in events for place in _of_event(event, events, pt.patches)]
     theirs = [place for call in both.tf.calls for place in _of_layer(call)]
     ours, theirs = ([place for place in side if place.rate] for side in (ours, theirs))
     recurrent = [(call, rate) for call in both.tf.calls if (rate := _recurrent_rate(tf, call))]
@@ -100,7 +103,7 @@ def _is_same(place: Place, twin: Place, bound: float) -> bool:
     )
 
 
-def _of_event(event: Event, events: list[Event]) -> list[Place]:
+def _of_event(event: Event, events: list[Event], patches: list[Patch]) -> list[Place]:
     """What a call of PyTorch drops: dropout, attention, between layers of nn.LSTM, samples."""
     name, layer, places = event.name, event.layer, []
     if name in DROPOUTS:
@@ -112,7 +115,7 @@ def _of_event(event: Event, events: list[Event]) -> list[Place]:
         rate = float(event.argument(ATTENTION[name], "dropout_p"))
         places.append(Place(layer, rate, numpy(kept), lambda: _attention(event, rate)))
     elif name in RECURRENT:
-        places += _between(event)
+        places += _between(event, patches)
     noise = events[event.place - 1] if event.place else event
     if "mul" in name and "div" in noise.name and event.place > 1:
         noise = events[event.place - 2]
@@ -134,7 +137,7 @@ def _attention(event: Event, rate: float) -> torch.Tensor:
     return event.again(**changed)[1]
 
 
-def _between(event: Event) -> list[Place]:
+def _between(event: Event, patches: list[Patch]) -> list[Place]:
     """What nn.LSTM drops between its layers: it is read from its settings."""
     packed, args = is_packed(event.args), list(event.args)
     at = 5 if packed else 4
@@ -142,9 +145,13 @@ def _between(event: Event) -> list[Place]:
     places = []
     for layer in range(1, layers if rate else 1):
         args[at] = layer
-        out = (run_packed if packed else run)(event.name.split("_")[0], tuple(args), Settings())[0]
-        drop = lambda out=out: F.dropout(out, rate)  # noqa: E731
-        places.append(Place(event.layer, float(rate), numpy(out), drop, packed=packed))
+        changed = replace(event, args=tuple(args))
+        result = (run_packed if packed else run)(event.name.split("_")[0], tuple(args), Settings())
+        for patch in patches:  # such as a mask
+            with suppress(Exception):  # one of other calls
+                result = patch(changed) or result
+        drop = partial(F.dropout, result[0], rate)
+        places.append(Place(event.layer, float(rate), numpy(result[0]), drop, packed=packed))
     return places
 
 

@@ -33,6 +33,8 @@ from shared import user_model
 from shared.user_model import BadFile
 
 MOST_CHANGES, MOST_SECONDS = 60, 90.0  # of the processor
+# Up to which a call may differ though outputs after it are equal; how much less its change leaves.
+HIDDEN, CLEAR = 0.01, 5.0
 WINDOW = 12  # calls around one in which its effect shows
 RESHAPES = ("flatten", "reshape", "view", "unflatten")
 SHOWN_LATER = (*RESHAPES, "mul", "__mul__", "div", "__truediv__")
@@ -85,12 +87,13 @@ class Forward:
             theirs = self.tf.trace()
             both = self._compared(theirs, bounds, training)
         for _ in range(MOST_CHANGES):
-            if both.size > both.bound:
+            equal, context.events = both.size <= both.bound, both.pt.events
+            if not equal:
                 self.say(f"the outputs differ by {both.size:.1e}: looking for the layer")
-                context.events = both.pt.events
-                event, change, before = self._cause(both, context)
-                if change is None or time.process_time() - start > MOST_SECONDS:
-                    break
+            event, change, before = self._cause(both, context, hidden=equal)
+            late = time.process_time() - start > MOST_SECONDS
+            if not equal and (change is None or late):
+                break
             if scaled:  # what was changed or is equal now shows that the scaling is right
                 layers, ends = (
                     (scaled.ours.layer, scaled.theirs.layer),
@@ -101,7 +104,7 @@ class Forward:
                     step, layers, scaled.size, FLOOR, "the inputs", "preprocessing", words
                 )
                 scaled = None
-            if both.size <= both.bound:
+            if equal and (change is None or late):
                 return both
             self._note(
                 step, both, event, change, before, self._change(event, change, both, context)
@@ -138,8 +141,11 @@ class Forward:
                 both.size, both.bound = size, bound
         return both
 
-    def _cause(self, both: Pass, context: Context) -> tuple:
-        """The first call with a change that makes it equal to something in TensorFlow."""
+    def _cause(self, both: Pass, context: Context, *, hidden: bool) -> tuple:
+        """The first call with a change that makes it equal to something in TensorFlow.
+
+        hidden: of calls that differ by little, so that outputs after many layers are equal.
+        """
         before, unequal = "", []
         self.taken = set()
         for event in both.pt.events:
@@ -151,13 +157,15 @@ class Forward:
         for event in unequal:
             for change in changes(event, context):
                 out = _tried(change, event)
-                if out is None:
+                if out is None or (hidden and not self._is_clear(event, out, both)):
                     continue
                 if change.shown_later:
                     if self._shows(event, change, both, context):
                         return event, change, before
                 elif varies(numpy(out)) and both.match(event, out):
                     return event, change, before
+        if hidden:
+            return None, None, before
         # What a reshape or a factor gives may equal another tensor; it shows where it is used.
         last = _first_of(unequal, both.pt.events)
         for event in reversed(both.pt.events[max(last - WINDOW, 0) : last + WINDOW]):
@@ -165,6 +173,14 @@ class Forward:
                 if _tried(change, event) is not None and self._shows(event, change, both, context):
                     return event, change, before
         return None, None, before
+
+    def _is_clear(self, event: Event, out: Tensor, both: Pass) -> bool:
+        """Whether a call differs by little, and its change leaves next to nothing of that."""
+        entry = both.match(event, out)
+        if entry is None:
+            return False
+        sizes = [closest(numpy(tensor), numpy(entry.tensor)) for tensor in (event.out, out)]
+        return CLEAR * max(sizes[1], FLOOR) < sizes[0] < HIDDEN
 
     @contextmanager
     def _patched(self, patch: Patch, both: Pass) -> Any:
@@ -188,13 +204,14 @@ class Forward:
             with self._patched(patch, both) as ours:
                 if ours is None:
                     continue
+                pairs = zip(both.pt.events, ours.events, strict=False)
+                if any(self._worse(*pair, both) for pair in pairs):
+                    continue
                 outputs = zip(ours.outputs, both.tf.outputs, strict=True)
                 if all(closest(numpy(a), numpy(b)) <= both.bound for a, b in outputs):
                     self.pt.patches.append(patch)
                     return max(len(count), 1)
-                pairs = zip(both.pt.events, ours.events, strict=False)
-                if len(count) > 1 and not any(self._worse(*pair, both) for pair in pairs):
-                    harmless = len(count)
+                harmless = len(count) if len(count) > 1 else harmless
         self.pt.patches.append(alike if harmless else single)
         return harmless or 1
 

@@ -150,7 +150,11 @@ def _explain(report: Report, both: Both, step: str, scales: tuple, ours, theirs)
         gone = [n for n in both.slices if sizes[n] > 1 and left[n] < 0.05 * sizes[n]]
         if gone:
             add(both.pairs[gone[0]].layers, key="embedding_slices")
-    summed = [p for p, t in zip(both.pairs, both.transfers, strict=True) if t.joined]
+    parameters = dict(both.pt.model.named_parameters())
+    summed = [
+        pair for pair, transfer in zip(both.pairs, both.transfers, strict=True)
+        if transfer.joined and all(parameters[name].requires_grad for name in transfer.names)
+    ]  # fmt: skip
     if summed:
         single = _pytorch(both, scales, single=True)
         _pytorch(both, scales)

@@ -112,7 +112,14 @@ def section(record: Pairs) -> str:
         lines += [f"**{pair.title}**", ""]
         lines += [f"- {_sentence(finding)}" for finding in pair.findings] or ["- Nothing differs."]
         lines.append("")
+    if left := sorted(_names() - set(record.pairs)):
+        lines += [f"Not in the record: {', '.join(left)}.", ""]
     return "\n".join(lines)
+
+
+def _names() -> set[str]:
+    """The pairs that there are."""
+    return {path.stem for path in MODELS.glob("*.py")}
 
 
 def _overview(record: Pairs) -> Table:
@@ -151,7 +158,7 @@ def page(record: Pairs) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (1: not compared, or out of date)."""
     parser = parsers.described("python -m tests.port.public_pairs", __doc__)
-    known = sorted(path.stem for path in MODELS.glob("*.py"))
+    known = sorted(_names())
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}")
     parser.add_argument("--page", action="store_true", help="only make the page anew")
     parser.add_argument("--check", action="store_true", help="change nothing, exit 1 if it is old")
