@@ -101,7 +101,8 @@ _PYTORCH = (
     (r"^(empty|resize|result_type|resolve_|lift|set_|is_|_has|size|numel|new_empty|unfold)", 3),
 )
 _TENSORFLOW = (
-    (r"XlaLaunch|_XlaRun|XlaCompile", COMPILED),
+    # A function that XLA compiles is an operator, whose type is the function's name.
+    (r"XlaLaunch|_XlaRun|XlaCompile|^__(inference|forward|backward)_", COMPILED),
     (r"PyFunc", PYTHON),
     (r"Conv\d?D|Conv2D|Conv3D|DepthwiseConv", CONVOLUTIONS),
     (r"BatchMatMul|^Softmax|FusedSoftmax|_MklFusedBatchMatMul", 1),

@@ -377,6 +377,7 @@ def test_kinds_of_pytorch(name, kind):
         ("EagerPyFunc", kinds.PYTHON),
         ("GatherV2", kinds.INDEXING),
         ("XlaLaunch", kinds.COMPILED),
+        ("__inference_step_53", kinds.COMPILED),
     ],
 )
 def test_kinds_of_tensorflow(name, kind):
