@@ -96,7 +96,7 @@ class Server:
         try:
             pipes = [self._start(load, example, part) for part in range(setting.processes)]
             for some in pipes:
-                self.started.append(_answer(some[0]))
+                self.started.append(_answer(some[0].recv))
                 for pipe in some:
                     self._free.put(pipe)
         except BaseException:
@@ -118,9 +118,13 @@ class Server:
     def __call__(self, x: Any) -> Any:
         """What an instance predicts of x, an array."""
         pipe = self._free.get()
-        try:
+
+        def ask() -> tuple:
             pipe.send(x)
-            return _answer(pipe)
+            return pipe.recv()
+
+        try:
+            return _answer(ask)
         finally:
             self._free.put(pipe)
 
@@ -148,9 +152,10 @@ class Server:
         self.close()
 
 
-def _answer(pipe) -> Any:
+def _answer(ask: Callable[[], tuple]) -> Any:
+    """What an instance answers; RuntimeError for its error, and where it has ended."""
     try:
-        error, answer = pipe.recv()
+        error, answer = ask()
     except (EOFError, OSError):
         raise RuntimeError("an instance ended: its output says why") from None
     if error:

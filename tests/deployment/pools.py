@@ -32,3 +32,15 @@ def failing(setting):
 
 def ending(setting):
     os._exit(3)
+
+
+def ending_later(setting):
+    """Ends at the third call, the first after it was ready."""
+    calls = []
+
+    def predict(x):
+        calls.append(x)
+        if len(calls) == 3:
+            os._exit(3)
+
+    return predict
