@@ -33,7 +33,6 @@ from statistics import fmean
 import numpy as np
 
 from bench.analysis.certificates import difference
-from bench.analysis.sequential import PRIOR
 from bench.analysis.verdicts import Interval, Ratio, compare, quantile, summed, t_interval
 from bench.ladders.ladder import JUDGED, Ladder, Rung
 from bench.ladders.record import Climbed, Run, Rungs
@@ -42,6 +41,7 @@ from bench.record import Block, Case
 PARTS = "parts"  # the stage in which each rung stands alone beside the stack
 MULTIPLIED = ("iteration", "memory")  # figures of which the parts promise a product
 FAR = 3.0  # far beyond what a machine does to a pair
+PRIOR = 2.0  # degrees of freedom that the variance of other rungs, which are few, counts for
 COMPARED = ("iteration", "memory", "whole", "latency", "size")  # ratios to the program below
 FIGURES = (*COMPARED, "epoch", "samples_per_s", "utilisation", "fluctuation", "whole_memory")
 FIGURES += ("host_memory", "device_utilisation", "device_fluctuation", "quality", "first_step")

@@ -106,13 +106,13 @@ def test_against_plain_a_rung_stands_at_the_product_of_those_that_were_kept():
 
 
 def test_the_scatter_of_the_rungs_before_counts_and_that_of_later_ones_does_not():
-    """By hand: four degrees of freedom more, of the mean of their variances."""
+    """By hand: two degrees of freedom more, of the mean of their variances."""
     values, kin = [0.1, 0.2, 0.3], [[0.0, 0.2], [-0.1, 0.1, 0.3]]
     found, freedom = rule._interval(values, kin)
     prior = (0.02 + 0.08) / (1 + 2)
-    assert freedom == 2 + 4
-    assert found.sd == pytest.approx(((0.02 + 4 * prior) / 6) ** 0.5)
-    assert found.high - found.mean == pytest.approx(2.447 * found.sd / 3**0.5, rel=1e-3)
+    assert freedom == 2 + 2
+    assert found.sd == pytest.approx(((0.02 + 2 * prior) / 4) ** 0.5)
+    assert found.high - found.mean == pytest.approx(2.776 * found.sd / 3**0.5, rel=1e-3)
     assert rule._interval(values, [[0.5]])[0] == t_interval(values)
     runs, steps = climbed()
     noisy = [
