@@ -17,6 +17,7 @@ from bench.why import measured as m
 from bench.why.causes import GUESS, TESTED, causes, sentence
 from bench.why.command import as_json, main, text
 from bench.why.difference import common, compare, partners
+from bench.why.side import Request
 from bench.why.sweep import sweep, without_profiler
 from shared import step_events as kinds
 from shared.profiles import STEP, WAITING, Taken
@@ -186,6 +187,18 @@ def test_waiting_for_threads_goes_with_one_thread_or_is_a_guess(single, status):
     (cause,) = causes(difference)
     judged = experiments.on_one_thread(cause, difference, lambda: single, lambda: 20 * MS)
     assert judged.status == status
+
+
+@pytest.mark.parametrize(("gap", "status"), [(1 * MS, TESTED), (39 * MS, GUESS)])
+@pytest.mark.parametrize("kind", [kinds.CONVOLUTIONS, kinds.FAULTS])
+def test_a_condition_that_is_changed_in_new_processes_decides(monkeypatch, kind, gap, status):
+    monkeypatch.setattr(experiments, "gap_of", lambda *_: gap)
+    request = Request(name="one", framework="pt", case=None, data="", threads=2)
+    difference = compare(more(kinds.CONVOLUTIONS), side("plain"))
+    cause = replace(causes(difference)[0], kind=kind)
+    (judged,) = experiments.thorough([cause], difference, request, request)
+    assert judged.status == status
+    assert "the difference is" in judged.evidence
 
 
 WIDE = (8, 16, 16, 4, 3, 3, 4, 8, 1, 1, 1, 1, 0)  # a convolution, see the kits
