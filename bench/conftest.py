@@ -712,9 +712,9 @@ def replay(request: pytest.FixtureRequest, benchmark):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_terminal_summary(terminalreporter, config: pytest.Config):
-    """The answer and the way on; before them pytest-benchmark's tables where they were asked for.
+    """Last of all the answer; before it what was written, and tables where they were asked for.
 
-    All tables follow with -v.
+    Those are pytest-benchmark's, and with -v all of ours.
     """
     state = config.stash.get(STATE, None)
     shown = state is not None and state.results is not None
@@ -727,13 +727,13 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config):
     if shown:
         if config.option.verbose > 0:
             terminalreporter.write_line(tables.detail(state.results, width=80))
+        terminalreporter.write_line("\n".join(["", *_way_on(state, terminalreporter)]))
         if state.model:
             user_answer.write(state.folder, state.results, state.model)
             _report(state.folder)  # the page begins with it
             terminalreporter.write_line(f"\n{user_answer.read(state.folder)}")
         else:
             terminalreporter.write_line(f"\n{tables.answered(state.results, width=80)}")
-        terminalreporter.write_line("\n".join(_way_on(state)))
     return done
 
 
@@ -751,19 +751,25 @@ def _asks_pytest_benchmark(config: pytest.Config) -> bool:
     )
 
 
-def _way_on(state: State) -> list[str]:
+def _way_on(state: State, reporter: pytest.TerminalReporter) -> list[str]:
     """Where everything was written, and what to do with it."""
-    places = [state.folder / name for name in ("results.json", *FORMATS.values())]
-    lines = [str(path) for path in places if path.exists()]
+    names = ["results.json", *FORMATS.values()]
+    written = [name for name in names if (state.folder / name).exists()]
+    lines = []
     if not state.results.finished:
         again = f"--resume {_typed(state.folder)} goes on where it ended."
         if state.model:
             again = f"twinbench try {_typed(state.model.file.path)} {again}"
-        lines[:0] = ["The run is not finished; what was measured is kept.", again]
+        lines += ["The run is not finished; what was measured is kept.", again]
+    if reporter.stats.get("skipped"):
+        lines.append(
+            "What pytest counts as skipped has no time of a step: see its row in the tables."
+        )
     folder = _typed(state.folder)
-    lines.append(f"More: twinbench choose {folder} --all")
-    lines.append("      or --goal, --steps, --max-accuracy-drop in the place of --all;")
-    lines.append(f"all tables: twinbench report {folder} --format terminal")
+    lines.append(f"Written to {state.folder}:")
+    lines.append(f"  {', '.join(written)}")
+    lines.append(f"All rows: twinbench choose {folder} --all")
+    lines.append(f"All tables: twinbench report {folder} --format terminal")
     return lines
 
 

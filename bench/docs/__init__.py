@@ -181,7 +181,7 @@ def _gains(run: Record, name: str) -> Table:
 
 def _gained(rows: list[Row]) -> str:
     """Each figure that some row was shown to better, by the row that gains most."""
-    said = []
+    gains = []
     for goal in {goal.figure: goal for goal in GOALS.values()}.values():
         better = [row for row in rows if row.improves(goal.figure)]
         if goal.figure in (FIRST_CALL, START) or not better:
@@ -189,8 +189,8 @@ def _gained(rows: list[Row]) -> str:
         best = min(better, key=lambda row: level(goal.figure, row.ratios[goal.figure]))
         kept = "" if best.accuracy.kept else f", {accuracy_of(best.accuracy)}"
         gain = gained(best.ratios[goal.figure], goal)
-        said.append(f"{name_of(best.case, short=True)}: {gain}{kept}")
-    return "; ".join(said) or ("nothing shown" if rows else "not measured")
+        gains.append(f"{name_of(best.case, short=True)}: {gain}{kept}")
+    return "; ".join(gains) or ("nothing shown" if rows else "not measured")
 
 
 def _tasks() -> list[dict]:

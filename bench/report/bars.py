@@ -114,16 +114,16 @@ def _bar(
 
 
 def _in_words(one: Answer) -> str:
-    said = []
+    sides = []
     for framework, title in FRAMEWORKS.items():
         side = one.sides.get(framework)
         row = side and _row(side)
         if not row:
-            said.append(f"{title}: {'nothing was shown to help' if side else 'not measured'}")
+            sides.append(f"{title}: {'nothing was shown to help' if side else 'not measured'}")
             continue
         times, kept = _times(row), accuracy_of(row.accuracy)
         around = f" ({interval(times.bounds, like=times.value)})" if times.bounds else ""
         gain = f"{number(times.value)} times as fast{around}{over(row, TIME)}"
         words = filter(None, (name_of(row.case, short=True), gain, kept))
-        said.append(f"{title}: {', '.join(words)}")
-    return f"{_work(one)}. {'; '.join(said)}."
+        sides.append(f"{title}: {', '.join(words)}")
+    return f"{_work(one)}. {'; '.join(sides)}."

@@ -6,14 +6,14 @@ import re
 
 import pytest
 
-from bench.docs import site
+from bench.docs import website
 
 pytestmark = pytest.mark.timeout(600)
 LINK = re.compile(r'<(?P<tag>a|img|link|script)\b[^>]*?\b(?:href|src)="(?P<to>[^"#?]+)')
 
 
 def test_the_site_is_whole_and_asks_for_nothing_outside(tmp_path):
-    site.build(tmp_path)
+    website.build(tmp_path)
     pages = [page for page in tmp_path.rglob("*.html") if page.name != "404.html"]
     assert tmp_path / "index.html" in pages
     assert tmp_path / "docs/charts.html" in pages
@@ -35,13 +35,13 @@ def test_the_site_is_whole_and_asks_for_nothing_outside(tmp_path):
 def test_a_link_that_leads_nowhere_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "README.md").write_text("# A page\n\n[Another](other.md)\n", "utf-8")
     for name, value in (("ROOT", tmp_path), ("PAGES", ("README.md",)), ("RECORDS", ())):
-        monkeypatch.setattr(site, name, value)
+        monkeypatch.setattr(website, name, value)
     with pytest.raises(ValueError, match=r"(?s)Zensical found faults.*other\.md"):
-        site.build(tmp_path / "site")
+        website.build(tmp_path / "site")
 
 
 def test_nothing_is_written_over(tmp_path, capsys):
     (tmp_path / "kept.txt").write_text("mine", "utf-8")
-    assert site.main([str(tmp_path)]) == 2
+    assert website.main([str(tmp_path)]) == 2
     assert "is not an empty folder: name a new one" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["kept.txt"]

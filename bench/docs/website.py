@@ -1,4 +1,4 @@
-"""The documentation as a site with search: `python -m bench.docs.site FOLDER`.
+"""The documentation as a site with search: `python -m bench.docs.website FOLDER`.
 
 The same Markdown as in the repository, README.md first, with the report and the records. A file of
 code that a page links to becomes a page. Zensical builds it (`pip install -e '.[dev]'`), and a link
@@ -64,8 +64,8 @@ def build(folder: Path) -> None:
         command = [sys.executable, "-m", "zensical", "build", "--strict"]
         built = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
         if built.returncode:
-            said = COLOUR.sub("", built.stdout + built.stderr).partition("\nTraceback")[0]
-            raise ValueError(f"Zensical found faults:\n{said}")
+            printed = COLOUR.sub("", built.stdout + built.stderr).partition("\nTraceback")[0]
+            raise ValueError(f"Zensical found faults:\n{printed}")
         shutil.copytree(project / "site", folder, dirs_exist_ok=True)
 
 
@@ -95,7 +95,7 @@ def _target(link: re.Match, place: Path, folder: Path) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (2: an error)."""
-    parser = argparse.ArgumentParser(prog="python -m bench.docs.site", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.docs.website", description=__doc__)
     parser.add_argument("folder", type=Path, help="where the site is written: new or empty")
     folder = parser.parse_args(arguments).folder
     try:
