@@ -170,7 +170,8 @@ def _measured(place: Place) -> tuple[float, str, float]:
     x = np.moveaxis(place.given, -1, 1) if place.channels_last else place.given
     there = x != 0
     axes = {"samples": tuple(range(1, x.ndim)), "channels": tuple(range(2, x.ndim))}
-    kinds = {name: over for name, over in axes.items() if over and not place.packed}
+    sizes = {name: np.prod([x.shape[axis] for axis in over]) for name, over in axes.items()}
+    kinds = {name: over for name, over in axes.items() if sizes[name] > 1 and not place.packed}
     dropped, total, drawn = 0, 0, 0
     for _ in range(MOST_CALLS):
         y = numpy(place.drop())

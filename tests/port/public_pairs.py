@@ -176,7 +176,7 @@ def main(arguments: list[str] | None = None) -> int:
             failed.append(name)
             continue
         record.machine = machine_class.words(machine.describe(machine.usable_threads()))
-        record.packages = _packages()
+        record.packages |= _packages()
         record.pairs = dict(sorted(record.pairs.items()))
         text = msgspec.json.format(msgspec.json.encode(record), indent=1)
         replace_file(RECORD, text.decode() + "\n")
