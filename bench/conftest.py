@@ -710,7 +710,7 @@ def replay(request: pytest.FixtureRequest, benchmark):
     return give
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # after all that pytest says itself
 def pytest_terminal_summary(terminalreporter, config: pytest.Config):
     """Last of all the answer; before it what was written, and tables where they were asked for.
 
@@ -727,7 +727,8 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config):
     if shown:
         if config.option.verbose > 0:
             terminalreporter.write_line(tables.detail(state.results, width=80))
-        terminalreporter.write_line("\n".join(["", *_way_on(state, terminalreporter)]))
+        skipped = bool(terminalreporter.stats.get("skipped"))
+        terminalreporter.write_line("\n".join(["", *_way_on(state, skipped)]))
         if state.model:
             user_answer.write(state.folder, state.results, state.model)
             _report(state.folder)  # the page begins with it
@@ -751,23 +752,19 @@ def _asks_pytest_benchmark(config: pytest.Config) -> bool:
     )
 
 
-def _way_on(state: State, reporter: pytest.TerminalReporter) -> list[str]:
+def _way_on(state: State, skipped: bool) -> list[str]:
     """Where everything was written, and what to do with it."""
-    names = ["results.json", *FORMATS.values()]
-    written = [name for name in names if (state.folder / name).exists()]
     lines = []
     if not state.results.finished:
         again = f"--resume {_typed(state.folder)} goes on where it ended."
         if state.model:
             again = f"twinbench try {_typed(state.model.file.path)} {again}"
         lines += ["The run is not finished; what was measured is kept.", again]
-    if reporter.stats.get("skipped"):
-        lines.append(
-            "What pytest counts as skipped has no time of a step: see its row in the tables."
-        )
+    if skipped:
+        lines.append("What pytest counts as skipped has no times of steps: its row has the rest.")
+    places = [state.folder / name for name in ("results.json", *FORMATS.values())]
+    lines += [str(path) for path in places if path.exists()]
     folder = _typed(state.folder)
-    lines.append(f"Written to {state.folder}:")
-    lines.append(f"  {', '.join(written)}")
     lines.append(f"All rows: twinbench choose {folder} --all")
     lines.append(f"All tables: twinbench report {folder} --format terminal")
     return lines

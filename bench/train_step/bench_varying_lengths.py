@@ -108,7 +108,7 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
         "first_epoch": once("s", seconds[0]),
         "graphs": once("", graphs),
         "memory": once("bytes", memory.peak()),
-        "test_loss": once("", test_loss(impl, work, model)),
+        "test_loss": once("", held_out_loss(impl, work, model)),
         "evidence": {"shapes": len(seen), "graphs": graphs, "tokens": tokens, "slots": slots},
     }
 
@@ -158,7 +158,7 @@ def _on_host(part):
     return part.cpu() if hasattr(part, "to") else part
 
 
-def test_loss(impl, work: Work, model) -> float:
+def held_out_loss(impl, work: Work, model) -> float:
     """The mean over the real tokens of samples of the test split."""
     technique, predict = impl.train_step.varying_lengths, impl.kit.training.make_predict(model)
     samples = drawn(work, "test", TESTED, SEED + 1)

@@ -104,7 +104,18 @@ def test_options_may_stand_before_the_file(monkeypatch, folder):
     (command,) = ran
     asked = command[command.index("--benchmark-only") + 1 :]
     assert asked == (
-        ["--model", path, "--minutes", "12", "--technique", "compilation", "--plan", "-k", "bf16"]
+        [
+            "--model",
+            path,
+            "--minutes",
+            "12",
+            "--technique",
+            "compilation",
+            "--why",
+            "--plan",
+            "-k",
+            "bf16",
+        ]
     )
 
 
@@ -201,7 +212,7 @@ def test_the_way_on_of_a_run_that_was_cut_short_is_a_command(folder, tmp_path):
     model = SimpleNamespace(file=user_model.look(folder / "my_model.py"))
     results = SimpleNamespace(finished=False)
     state = SimpleNamespace(model=model, folder=tmp_path, results=results)
-    lines = conftest._way_on(state)
+    lines = conftest._way_on(state, skipped=False)
     (words,) = [line.split() for line in lines if line.startswith("twinbench try ")]
     assert Path(words[2]).resolve() == (folder / "my_model.py").resolve()
     assert words[3:5] == ["--resume", os.path.relpath(tmp_path)]
