@@ -58,6 +58,7 @@ COMMANDS = {
         f"{BENCH} --effort quick -k mixed_precision",
         f"{BENCH} --resume",
         "pytest bench/ --resume",
+        "pytest bench/ --benchmark-only --plan",
         f"{BENCH} --technique averaging --variant ema",
         f"{BENCH} --technique {','.join(RECIPES)}",
         f"{BENCH} --technique {','.join(BY_NAME)}",
