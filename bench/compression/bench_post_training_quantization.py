@@ -87,7 +87,14 @@ TECHNIQUE = Technique(
     ),
     workloads=(
         Workload("photos-resnet18", "compute", mode="predict"),
-        Workload("digits-cnn", "compute", mode="predict", accuracy=True, training=2.0),
+        Workload(
+            "digits-cnn",
+            "compute",
+            mode="predict",
+            accuracy=True,
+            training=2.0,
+            effort="ordinary",
+        ),
         Workload("digits-resnet20", "compute", effort="full", mode="predict"),
         Workload("digits-resnet20", "small", effort="full", mode="predict"),
         Workload("digits-cnn", "small", effort="full", mode="predict"),

@@ -75,7 +75,7 @@ TECHNIQUE = Technique(
     ),
     workloads=(
         Workload("digits-cnn", "compute", mode="predict", accuracy=True, training=3.0),
-        Workload("digits-cnn", "compute"),
+        Workload("digits-cnn", "compute", effort="ordinary"),
     ),
     differs_by_design=(
         "PyTorch trains a captured graph with torchao's fake quantization and runs int8 kernels of "

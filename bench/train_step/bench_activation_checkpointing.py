@@ -55,7 +55,7 @@ TECHNIQUE = Technique(
     ),
     workloads=(
         Workload("text-gpt-10m", "compute"),
-        Workload("text-bert-10m", "compute"),
+        Workload("text-bert-10m", "compute", effort="ordinary"),
         # Twelve layers of less width: activations outweigh all else by far.
         Workload("text-gpt-dropout", "compute", effort="ordinary", timed=False),
         Workload("text-gpt", "compute", effort="full"),

@@ -703,7 +703,7 @@ def test_a_worker_asks_the_teacher_once_for_all_seeds(technique, operations, tmp
 
 
 def test_what_a_cheaper_row_computes_is_not_trained_again():
-    cases = cases_of(TECHNIQUE, "module", "default")
+    cases = cases_of(TECHNIQUE, "module", "ordinary")
     plan = Plan({TECHNIQUE.name: cases}, {TECHNIQUE.name: TECHNIQUE}, EFFORT["default"])
     untrained = {case.variant.name for case in cases if not plan.trained(case)}
     assert untrained == {"taught", "control"}
