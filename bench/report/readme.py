@@ -11,8 +11,11 @@ from dataclasses import replace
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
+from statistics import median
 
+import msgspec
 from markupsafe import Markup
+from msgspec import Raw, Struct
 
 from bench.analysis.across_machines import Machine, machines_in, others, statements
 from bench.analysis.families import families, family_of
@@ -30,6 +33,7 @@ from bench.report.technique_tables import Table
 BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
 MACHINES = "docs/machines"
 ANSWERS = "docs/answers.md"
+AGREEMENT = "docs/reproducibility.json"
 CHART = "docs/gains"  # beside README.md; -light.svg and -dark.svg follow
 ANSWERED = """# What to use, in each framework
 
@@ -56,7 +60,7 @@ def files(path: Path, runs: list[Record]) -> dict[Path, str]:
     What holds on the machines of docs/machines beside it is marked.
     """
     known = machines_in(path.parent / MACHINES)
-    made = {path: with_tables(read(path), runs, known)}
+    made = {path: with_tables(read(path), runs, known, agreement(path.parent / AGREEMENT))}
     made[path.parent / ANSWERS] = ANSWERED + every_answer(runs, known)
     if drawn := bars.chart(_answers(runs)):
         for scheme in svg.SCHEMES:
@@ -68,12 +72,13 @@ def with_tables(
     text: str,
     runs: list[Record],
     known: Sequence[Machine] = (),
+    agreed: str = "",
 ) -> str:
     """`text` with what `runs` show between its markers.
 
     ValueError where a marker is missing, or the records have no technique that ran.
     """
-    return between(text, BEGIN, END, headline(runs, known))
+    return between(text, BEGIN, END, headline(runs, known, agreed))
 
 
 def between(text: str, begin: str, end: str, new: str) -> str:
@@ -93,10 +98,45 @@ def _answers(runs: list[Record]) -> list[Answer]:
     return [answer for run in runs for answer in answers(run)]
 
 
-def headline(runs: list[Record], known: Sequence[Machine] = ()) -> str:
+def agreement(path: Path) -> str:
+    """How far whole runs agree, in a sentence from their record; "" where there is none."""
+    if not path.exists():
+        return ""
+    made = msgspec.json.decode(path.read_bytes(), type=_Reproduced)
+    alike, others = map(_share, (made.pairs, made.apart))
+    told = (
+        f"{len(made.runs)} runs on machines of one class agree in {alike} of their ratios of times, "
+        "at the median of their pairs"
+    )
+    return f"{told}; with a run on another class in {others}." if made.apart else f"{told}."
+
+
+def _share(pairs: list[_Pair]) -> str:
+    shares = [pair.of.agree / pair.of.ratios for pair in pairs if pair.of.ratios]
+    return f"{median(shares):.0%}" if shares else ""
+
+
+class _Agree(Struct):
+    ratios: int
+    agree: int
+
+
+class _Pair(Struct):
+    of: _Agree
+
+
+class _Reproduced(Struct):
+    """What is read here of `bench.validation.reproduce.Reproduced`."""
+
+    runs: list[Raw]
+    pairs: list[_Pair]
+    apart: list[_Pair]
+
+
+def headline(runs: list[Record], known: Sequence[Machine] = (), agreed: str = "") -> str:
     """The picture and which framework is ahead, as Markdown; ValueError where nothing ran.
 
-    `known`: machines that may show the same.
+    `known`: machines that may show the same. `agreed`: how far runs agree.
     """
     parts = _warned(runs)
     listed = _answers(runs)
@@ -110,6 +150,7 @@ def headline(runs: list[Record], known: Sequence[Machine] = ()) -> str:
     if beside:
         stated = [statements(Machine("README", run), beside) for run in runs]
         parts.append(machines.line(beside, list(chain.from_iterable(stated))))
+    parts.append(f"**Repeated.** {escape(agreed)}" if agreed else "")
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
 
