@@ -105,8 +105,8 @@ def agreement(path: Path) -> str:
     made = msgspec.json.decode(path.read_bytes(), type=_Reproduced)
     alike, others = map(_share, (made.pairs, made.apart))
     told = (
-        f"{len(made.runs)} runs on machines of one class agree in {alike} of their ratios of times, "
-        "at the median of their pairs"
+        f"{len(made.runs)} runs on machines of one class agree in {alike} of their ratios of "
+        "times, at the median of their pairs"
     )
     return f"{told}; with a run on another class in {others}." if made.apart else f"{told}."
 
