@@ -82,7 +82,7 @@ def _at_look(fit: Fit, pairs: Sequence[Pair], looks: Looks, prior: float) -> dic
     for pair, values in by_pair.items():
         square, others, count = sums[pair.kin]
         kin, others = count > 1, others - (len(values) - 1)
-        counts = min(prior, count - 1)  # degrees of freedom, for which the others' variance does
+        counts = min(prior, float(count - 1))  # degrees of freedom of the others' variance
         lent = counts * max(0.0, square - squares[pair]) / others if kin else 0.0
         freedom = len(values) - 1 + counts
         mean, sd = float(np.mean(values)), ((squares[pair] + lent) / freedom) ** 0.5
