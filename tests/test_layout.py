@@ -907,7 +907,7 @@ def test_ci_finds_the_command_of_the_readme():
 def test_commands_of_the_readme_are_one_line_and_stop_at_the_first_failure(tmp_path):
     """A venv that can't be made, an installation that fails: nothing after it runs."""
     commands = [block for block in readme_blocks("sh") if block.startswith("python3 -m venv")]
-    assert len(commands) == 2
+    assert len(commands) == 3
     fake = tmp_path / "bin" / "python3"
     fake.parent.mkdir()
     fake.write_text("#!/bin/sh\nexit 7\n")

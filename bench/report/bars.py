@@ -19,10 +19,10 @@ from bench.report.names import name_of, sizes
 from bench.report.svg_shapes import Box, Chart, Label, Line, Scale, across, scale
 
 MOST = 8  # pieces of work
-LEFT, RIGHT = 0.0, 46.0  # percents between which bars run; figures are right of them
+LEFT, RIGHT = 0.0, 40.0  # percents between which bars run; figures are right of them
 NAME, BAR, GAP = 17, 15, 12  # pixels: the line of a name, a bar, the room below the bars
-WIDTH = 560  # pixels: on a phone its text can still be read
-TITLE = "Times as fast as plain code in the same framework, with 95% intervals"
+WIDTH = 460  # pixels: on a phone its text can still be read
+TITLE = "Times as fast as the same framework's plain code"
 
 
 def chosen(listed: list[Answer]) -> list[Answer]:
@@ -60,7 +60,7 @@ def chart(listed: list[Answer], anchors: dict[str, str] | None = None) -> Chart 
         y += GAP
     starred = any(not row.accuracy.kept for row in rows)
     key = list(FRAMEWORKS.items())
-    key += [("plain", "* accuracy not shown to be kept")] if starred else []
+    key += [("plain", "* accuracy not shown")] if starred else []
     return Chart(
         title=TITLE,
         description=" ".join(map(_in_words, shown)),
@@ -95,10 +95,11 @@ def _bar(
 ) -> list[Any]:
     middle = y + BAR - 3
     if side is None:
-        return [Label(LEFT + 1, middle, "not measured", "tick")]
+        return [Label(LEFT + 1, middle, f"{FRAMEWORKS[framework]}: not measured", "tick")]
     row = _row(side)
     if row is None:
-        return [Label(LEFT + 1, middle, "nothing was shown to help", "tick")]
+        nothing = f"{FRAMEWORKS[framework]}: nothing was shown to help"
+        return [Label(LEFT + 1, middle, nothing, "tick")]
     times = _times(row)
     low, high = _bounds(times)
     star = "" if row.accuracy.kept else "*"

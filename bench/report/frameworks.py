@@ -18,7 +18,7 @@ MOST = 8  # cases
 LEGEND = (
     "The framework that was shown to be ahead, and how many times as fast it is, or how much less "
     "memory it takes; brackets hold 95% intervals. “Both optimized” compares the technique that "
-    "gains most in both. There is no overall winner."
+    "gains most in both (*: accuracy was not shown to be kept). There is no overall winner."
 )
 
 
@@ -37,9 +37,14 @@ def _line(one: Answer) -> list[str]:
     pairs = plain(pt, tf), alike(pt, tf)
     untouched, optimized = (_ahead(pt.aim, *pair) if pair else None for pair in pairs)
     if optimized:
-        names = dict.fromkeys(name_of(row.case, short=True) for row in pairs[1])
+        names = dict.fromkeys(_named(row) for row in pairs[1])
         optimized += f": {' and '.join(names)}"
-    return [case, untouched or "not compared", optimized or "nothing helps in both"]
+    return [case, untouched or "not compared", optimized or "no technique helps both"]
+
+
+def _named(row: Row) -> str:
+    """A row's name, with a star where accuracy was not shown to be kept."""
+    return name_of(row.case, short=True) + ("" if row.accuracy.kept else "*")
 
 
 def plain(pt: Ranking, tf: Ranking) -> tuple[Row, Row] | None:

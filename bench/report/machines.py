@@ -80,7 +80,12 @@ def marks(stated: list[Statement]) -> dict[tuple[int, str | None], str]:
 
 
 def line(machines: list[Machine], stated: list[Statement]) -> str:
-    """The sentence of README's first screen: on which other machines, and how much holds there."""
+    """The sentence of README's first screen: on which other machines, and how much holds there.
+
+    Named are those that tell something with an interval.
+    """
+    telling = [id(seen.machine) for one in stated for seen in one.told]
+    machines = [machine for machine in machines if id(machine) in telling] or machines
     names = [f"{words(one.record.environment)}{_part(one)}" for one in machines[:NAMED]]
     names += [f"{len(machines) - NAMED} more"] if len(machines) > NAMED else []
     return (

@@ -15,7 +15,7 @@ from statistics import median
 
 import msgspec
 from markupsafe import Markup
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from bench.analysis.across_machines import Machine, machines_in, others, statements
 from bench.analysis.families import families, family_of
@@ -33,7 +33,7 @@ from bench.report.technique_tables import Table
 BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
 MACHINES = "docs/machines"
 ANSWERS = "docs/answers.md"
-AGREEMENT = "docs/reproducibility.json"
+AGREEMENT, PAGE_OF_RUNS = "docs/reproducibility.json", "docs/reproducibility.md"
 CHART = "docs/gains"  # beside README.md; -light.svg and -dark.svg follow
 ANSWERED = """# What to use, in each framework
 
@@ -60,7 +60,7 @@ def files(path: Path, runs: list[Record]) -> dict[Path, str]:
     What holds on the machines of docs/machines beside it is marked.
     """
     known = machines_in(path.parent / MACHINES)
-    made = {path: with_tables(read(path), runs, known, agreement(path.parent / AGREEMENT))}
+    made = {path: with_tables(read(path), runs, known, agreement(path.parent / AGREEMENT, runs))}
     made[path.parent / ANSWERS] = ANSWERED + every_answer(runs, known)
     if drawn := bars.chart(_answers(runs)):
         for scheme in svg.SCHEMES:
@@ -98,17 +98,21 @@ def _answers(runs: list[Record]) -> list[Answer]:
     return [answer for run in runs for answer in answers(run)]
 
 
-def agreement(path: Path) -> str:
+def agreement(path: Path, runs: list[Record]) -> str:
     """How far whole runs agree, in a sentence from their record; "" where there is none."""
     if not path.exists():
         return ""
     made = msgspec.json.decode(path.read_bytes(), type=_Reproduced)
-    alike, others = map(_share, (made.pairs, made.apart))
-    told = (
-        f"{len(made.runs)} runs on machines of one class agree in {alike} of their ratios of "
-        "times, at the median of their pairs"
+    shown = {run.started for run in runs}
+    alike = (
+        f"{len(made.runs)} runs on machines of {{}} agree in {_share(made.pairs)} of their ratios"
     )
-    return f"{told}; with a run on another class in {others}." if made.apart else f"{told}."
+    alike += " of times (median of their pairs)"
+    if shown <= {one.started for one in made.runs}:
+        return alike.format("this class") + "."
+    others = f", and in {_share(made.apart)} with this one" if made.apart else ""
+    apart = shown <= {one.started for one in made.others}
+    return f"This is one run. {alike.format('another class')}{others if apart else ''}."
 
 
 def _share(pairs: list[_Pair]) -> str:
@@ -125,10 +129,15 @@ class _Pair(Struct):
     of: _Agree
 
 
+class _Run(Struct):
+    started: str
+
+
 class _Reproduced(Struct):
     """What is read here of `bench.validation.reproduce.Reproduced`."""
 
-    runs: list[Raw]
+    runs: list[_Run]
+    others: list[_Run]
     pairs: list[_Pair]
     apart: list[_Pair]
 
@@ -150,7 +159,9 @@ def headline(runs: list[Record], known: Sequence[Machine] = (), agreed: str = ""
     if beside:
         stated = [statements(Machine("README", run), beside) for run in runs]
         parts.append(machines.line(beside, list(chain.from_iterable(stated))))
-    parts.append(f"**Repeated.** {escape(agreed)}" if agreed else "")
+    parts.append(
+        f"**Repeated** ([{PAGE_OF_RUNS}]({PAGE_OF_RUNS})): {escape(agreed)}" if agreed else ""
+    )
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
 

@@ -40,6 +40,7 @@ SAVING = "--checkpoint saved --save-every 100"
 COMMANDS = {
     # It would install: what it installs is checked below, or by other tests.
     "install": (
+        f"{MAKE} .",
         f"{MAKE} . && {BENCH}",
         f"{MAKE} '.[dev]' && .venv/bin/pytest",
         ".venv/bin/pip install pre-commit && .venv/bin/pre-commit install",
