@@ -792,8 +792,8 @@ MACHINES = (
     Fault(
         "the slower of two speeds counts",
         "bench/analysis/passes.py",
-        "key=lambda top: (_weight(steady, top), top)",
-        "key=lambda top: (_weight(steady, top), -top)",
+        "key=lambda top: (_weight(levels, top), top)",
+        "key=lambda top: (_weight(levels, top), -top)",
         PASSES,
     ),
     Fault(
