@@ -73,9 +73,9 @@ TF_BF16 = "digits-cnn-64/tf/bf16"
 
 
 def columns(line: str) -> int:
-    """Cells of a terminal that `line` takes."""
+    """Cells of a terminal that `line` takes: a mark that combines with a letter takes none."""
     wide = sum(unicodedata.east_asian_width(c) in "WF" for c in line)
-    return len(line) + wide - sum(unicodedata.category(c) == "Mn" for c in line)
+    return len(line) + wide - sum(unicodedata.category(c) in ("Mn", "Mc", "Me") for c in line)
 
 
 def block(text: str, title: str) -> list[str]:
