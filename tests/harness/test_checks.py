@@ -236,7 +236,7 @@ def test_a_row_that_says_it_changes_nothing_is_checked_where_its_losses_differ()
 
 
 def test_a_model_is_trained_once_for_each_task_whose_predictions_are_measured():
-    plan, _ = planned("post_training_quantization", "mixed_precision")
+    plan, _ = planned("post_training_quantization", "export", "mixed_precision")
     deployed = checks.deployed(plan)
     assert sorted(case.workload.task for case in deployed) == ["digits-cnn", "photos-resnet18"]
     assert {case.framework for case in deployed} == {"pt"}

@@ -201,7 +201,7 @@ def test_the_image_is_made_by_the_commands_of_readme():
     version = re.fullmatch(r"python:(3\.\d+)-slim", base)[1]
     allowed = re.search(r'requires-python = ">=(3\.\d+),<(3\.\d+)"', text_of("pyproject.toml"))
     assert allowed[1] <= version < allowed[2]
-    readme = next(line for line in text_of("README.md").splitlines() if "&& .venv/bin/pip" in line)
+    readme = next(line for line in text_of("README.md").splitlines() if "pytest bench/" in line)
     assert install.replace(" --no-cache-dir", "") in readme
     assert f" && .venv/bin/{' '.join(json.loads(entry))}" in readme
     for kind, what in steps():
