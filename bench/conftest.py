@@ -126,7 +126,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FOLDER",
         help="take up an interrupted run (default: results/latest)",
     )
-    group.addoption("--model", metavar="FILE", help="a file of yours in the place of the tasks")
+    group.addoption("--model", metavar="FILE", help="a file of yours instead of the tasks")
     group.addoption("--why", action="store_true", help="of a file: then, why the best row differs")
     group.addoption("--technique", metavar="A,B", help="only these techniques")
     group.addoption("--task", metavar="A,B", help="only these tasks")

@@ -89,7 +89,7 @@ def of(case: Case, cases: Sequence[Case], tasks: Tasks, allowed: float | None = 
     """What a case does to accuracy; `allowed`: points that it may lose, else the task's margin.
 
     A variant's training or check may stand at another batch size, and its proof of equal losses at
-    another task of the same technique, where it has none of its own. A check answers nobody who
+    another task of the same technique, where it has none itself. A check answers nobody who
     allows so many points.
     """
     if case.role == "baseline":

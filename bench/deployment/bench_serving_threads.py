@@ -33,7 +33,7 @@ TECHNIQUE = Technique(
     family="deployment",
     name="serving_threads",
     title="Threads and processes for serving",
-    user_model="what serves it is measured in processes of its own: search of the technique file",
+    user_model="what serves it is measured in other processes: search of the technique file",
     variants=(
         Variant(
             "as_installed",

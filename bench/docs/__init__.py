@@ -411,7 +411,7 @@ def _workload(workload: Workload) -> dict:
     return {
         "task": workload.task,
         "batch": f"{workload.batch_size} ({workload.batch})",
-        "timed": unit if workload.timed else "nothing: measured in processes of its own",
+        "timed": unit if workload.timed else "nothing: measured in separate processes",
         "accuracy": accuracy,
         "effort": workload.effort,
     }

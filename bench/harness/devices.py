@@ -2,7 +2,7 @@
 
 On a fast GPU a step of ten million parameters is the launching of its kernels, whatever the
 technique is. So there such tasks give their place to larger ones: ResNet-50 at 224 pixels, and a
-GPT and a BERT of base size. Their batches stand in a table by memory and speed, and were chosen so
+GPT and a BERT of base size. A table by memory and speed has their batches, chosen so
 that a step in float32 takes 20 to 200 ms by its FLOPs, before anything was measured of them.
 """
 
@@ -94,7 +94,7 @@ def bytes_of(case: Case) -> float:
 
 
 def of_its_size(technique: Technique, gpu_class: GpuClass | None) -> Technique:
-    """A technique with larger tasks in the place of those that are too small for a GPU."""
+    """A technique with larger tasks instead of those that are too small for a GPU."""
     if gpu_class is None:
         return technique
     workloads = dict.fromkeys(_larger(workload, gpu_class) for workload in technique.workloads)

@@ -1,7 +1,7 @@
 """What a call of PyTorch may mean in TensorFlow: the changes of calls in a forward pass.
 
 A change is the cause of a difference where the call's own output is nowhere in TensorFlow's run,
-and the changed one is. Those of one argument stand in the table of causes; the others are here.
+and the changed one is. Those of one argument are in the table of causes; the others are here.
 """
 
 from __future__ import annotations

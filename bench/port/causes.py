@@ -39,7 +39,7 @@ class Cause(Struct, frozen=True, forbid_unknown_fields=True):
     that makes this side do as the other, one of both is enough; `{a}` is PyTorch's value and `{b}`
     TensorFlow's, of which `example` has one. defaults: parameters and their defaults, as
     "torch.nn.LayerNorm(eps)=1e-5; ...". argument: the change of a call that shows the cause; the
-    changes that are more stand in `alternatives`. settings: the names of those of
+    changes that are more are in `alternatives`. settings: the names of those of
     `optimizers.Settings` or `losses.Formula` that do. told: how the command tells it.
     """
 

@@ -93,6 +93,7 @@ def _remove(group: Path) -> None:
         with contextlib.suppress(OSError):
             return group.rmdir()
         time.sleep(0.1)
+    group.rmdir()  # what keeps it is an error
 
 
 # In the fresh process ---------------------------------------------------------------------------

@@ -16,7 +16,7 @@ Where the frameworks differ and why:
   dispatches them from Python: a tiny model has less overhead here. A step without `tf.function` has
   more.
 
-When it helps and when it hurts: it says what to try first. The shares and limits stand in
+When it helps and when it hurts: it says what to try first. The shares and limits are in
 `shared/bottlenecks.py`; a step near a limit has two bottlenecks, so look at all shares. It says
 what holds this machine back, with this batch: another batch size has another bottleneck. It is as
 wrong as its names where one operator does everything, such as a fused kernel of the user's own.
