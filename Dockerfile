@@ -7,6 +7,6 @@ FROM python:3.13-slim
 RUN apt-get update && apt-get install -y --no-install-recommends g++ iproute2 && rm -rf /var/lib/apt/lists/*
 WORKDIR /twinbench
 COPY . .
-RUN pip install --no-cache-dir -c constraints.txt -e .
+RUN pip install --no-cache-dir -c constraints.txt -e '.[torch,tensorflow]'
 ENTRYPOINT ["pytest", "bench/", "--benchmark-only"]
 CMD ["--effort", "quick"]

@@ -52,12 +52,14 @@ class Framework:
 
 FRAMEWORKS = {
     # An optimizer's first step imports torch._dynamo, which takes as long as torch itself.
-    "pt": Framework("PyTorch", "pt_impl", "torch", "pip install torch", preload=("torch._dynamo",)),
+    "pt": Framework(
+        "PyTorch", "pt_impl", "torch", "pip install -e '.[torch]'", preload=("torch._dynamo",)
+    ),
     "tf": Framework(
         "TensorFlow",
         "tf_impl",
         "tensorflow",
-        "pip install tensorflow tf_keras",
+        "pip install -e '.[tensorflow]'",
         flavours=("keras3", "tf_keras"),
     ),
 }
@@ -141,7 +143,9 @@ class Variant:
     in plain words; without one the name with spaces. `later`: its settings are decided by what the
     other rows have shown (`bench.analysis.stacks`), and then it is measured. `price`: its cost
     beside a setting; None is what its technique says. `stacking`: the settings of
-    `train_step.stacking` that are the same change, so that a stack can hold it.
+    `train_step.stacking` that are the same change, so that a stack can hold it. `against`: the
+    variant of the technique that its time, memory and size are compared with; None is the baseline,
+    to which its accuracy is held in any case.
     """
 
     name: str
@@ -161,6 +165,7 @@ class Variant:
     later: bool = False
     price: Price | None = None
     stacking: dict[str, Any] | None = None
+    against: str | None = None
 
 
 def row(name: str, title: str, effort: str = "default", **given: Any) -> Variant:

@@ -15,7 +15,7 @@ BY_NAME = ("accumulated_statistics", "accuracy_aware_quantization", "adversarial
 BY_NAME += ("batch_size_finder", "bottleneck", "combinations")
 BY_NAME += ("discrepancy", "early_stopping", "feature_distillation")
 BY_NAME += ("fine_tuning", "finite_guard", "frozen_inference")
-BY_NAME += ("loss_scaling", "memory_growth", "model_parallel")
+BY_NAME += ("keras_backend", "loss_scaling", "memory_growth", "model_parallel")
 BY_NAME += ("native_export", "profiling", "reduced_precision")
 BY_NAME += ("semi_structured_pruning", "serving_threads", "shards")
 BY_NAME += ("sparse_inference", "stacking", "structured_pruning")
@@ -25,6 +25,7 @@ HOSTS = ".venv/bin/twinbench network hosts"
 PROJECTED = ".venv/bin/twinbench network projection docs/across_hosts/pt.json"
 PROJECTED += " docs/across_hosts/tf.json"
 MAKE = "python3 -m venv .venv && .venv/bin/pip install -c constraints.txt -e"
+BOTH = "'.[torch,tensorflow]'"
 ON_MANY = (
     "{0}_impl.kit.replicas {0}_impl.parallel.data_parallel:processes "
     "{0}_impl.kit.examples:digits_cnn data/digits "
@@ -40,18 +41,15 @@ SAVING = "--checkpoint saved --save-every 100"
 COMMANDS = {
     # It would install: what it installs is checked below, or by other tests.
     "install": (
-        f"{MAKE} .",
-        f"{MAKE} . && {BENCH}",
+        f"{MAKE} {BOTH}",
+        f"{MAKE} {BOTH} && {BENCH}",
         f"{MAKE} '.[dev]' && .venv/bin/pytest",
         ".venv/bin/pip install pre-commit && .venv/bin/pre-commit install",
-        "python3 -m venv .venv-pt && .venv-pt/bin/pip install torch torch-pruning torchao "
-        "torchvision onnx onnxruntime onnxscript openvino numpy pillow psutil scikit-learn",
-        "python3 -m venv .venv-tf && .venv-tf/bin/pip install 'tensorflow[and-cuda]' tf_keras "
-        "tensorflow-model-optimization tf2onnx ai-edge-litert onnx onnxruntime openvino numpy "
-        "pillow psutil scikit-learn",
-        "python3 -m venv .venv && .venv/bin/pip install jinja2 numpy pillow psutil pygal pytest "
-        "pytest-benchmark scikit-learn scipy",
-        ".venv-pt/bin/pip install hypothesis pytest pytest-benchmark pytest-timeout nvidia-ml-py",
+        "python3 -m venv .venv-pt && .venv-pt/bin/pip install -e '.[torch]'",
+        "python3 -m venv .venv-tf && .venv-tf/bin/pip install -e '.[tensorflow]' "
+        "'tensorflow[and-cuda]'",
+        "python3 -m venv .venv && .venv/bin/pip install -e .",
+        ".venv-pt/bin/pip install hypothesis pytest-timeout nvidia-ml-py",
     ),
     # It would measure for long, or tests: its options are, by a run that only collects.
     "collect": (
@@ -65,8 +63,7 @@ COMMANDS = {
         f"{BENCH} --technique {','.join(BY_NAME)}",
         f"{BENCH} {TWO} --effort quick -k mixed_precision",
         f"{BENCH} {TWO} --memory-budget 8GB",
-        f".venv/bin/pytest {STEPS} --benchmark-only --framework pt "
-        "--pt-python .venv-pt/bin/python --minutes 12",
+        f".venv-pt/bin/pytest {STEPS} --benchmark-only --framework pt --minutes 12",
         f"CUDA_VISIBLE_DEVICES=1 {BENCH} {TWO}",
         f"CUDA_VISIBLE_DEVICES= {BENCH} {TWO}",
     ),
@@ -137,8 +134,7 @@ COMMANDS = {
     # It would measure for long: its options are parsed.
     "validate": (
         ".venv/bin/twinbench validate measure --minutes 30",
-        ".venv-pt/bin/pip install scipy && .venv-pt/bin/python -m bench validate measure "
-        "--framework pt",
+        ".venv-pt/bin/twinbench validate measure --framework pt",
     ),
     # It would measure for long: its options are parsed, and its ladder is there.
     "climb": (

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from bench.validation import controls, simulate
 from shared import parallel
 from tests import workers
 from tests.docs.clones import copy_to, run
-from tests.docs.commands import BENCH, COMMANDS, parameters
+from tests.docs.commands import BENCH, BOTH, COMMANDS, parameters
 from tests.docs.pages import MADE, PAGES, ROOT, commands, fences
 from tests.validation.live import measurement
 
@@ -206,11 +207,15 @@ def test_each_technique_can_be_run_alone(name):
 
 def test_what_readme_installs_is_what_it_says():
     """The lines themselves are run by .ci/run; here, that the files they name are there."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    known = project["optional-dependencies"].keys()
     for text in COMMANDS["install"]:
         named = re.findall(r" ([\w/]+\.(?:py|txt))\b", text)
         assert all((ROOT / file).is_file() for file in named), text
         if "-c constraints.txt" in text:
-            assert text.endswith((BENCH, ".venv/bin/pytest", "-e ."))
+            assert text.endswith((BENCH, ".venv/bin/pytest", BOTH))
+        extras = [name for names in re.findall(r"'\.\[(.+?)\]'", text) for name in names.split(",")]
+        assert set(extras) <= known
     assert (ROOT / ".pre-commit-config.yaml").is_file()
 
 

@@ -271,7 +271,7 @@ def test_the_workflow_s_commands_are_those_that_there_are(tmp_path):
     for line, side in zip(installs, ("old", "new"), strict=True):
         assert line == (
             f"python3 -m venv {side}/.venv && {side}/.venv/bin/pip install "
-            f"-c {side}/constraints.txt -e ./{side}"
+            f"-c {side}/constraints.txt -e './{side}[torch,tensorflow]'"
         )
     assert measures[0].removeprefix("cd old") == measures[1].removeprefix("cd new")
     options = measures[0].partition(".venv/bin/pytest ")[2].split()

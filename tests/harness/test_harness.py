@@ -406,7 +406,7 @@ def test_one_framework_missing(broken_kit, measure):
         gone, there = found.cases["pt", variant], found.cases["tf", variant]
         assert gone.status == "UNSUPPORTED"
         assert "No module named 'no_such_framework'" in gone.reason
-        assert "pip install torch" in gone.reason
+        assert "pip install -e '.[torch]'" in gone.reason
         assert "\n" not in gone.reason
         assert there.status == "OK"
         assert there.memory.steady_peak_bytes > 0
@@ -437,7 +437,7 @@ def test_a_module_that_only_the_parent_needs_is_missing(monkeypatch, measure):
     case = measure("good", amount=Effort(1, 3, 1)).cases["pt", "good"]
     assert case.status == "UNSUPPORTED"
     assert "No module named 'no_such_keras'" in case.reason
-    assert "pip install torch" in case.reason
+    assert "pip install -e '.[torch]'" in case.reason
 
 
 @linux
@@ -476,7 +476,7 @@ def test_an_interpreter_without_the_framework(measure, tmp_path):
     amount, frameworks = Effort(1, 3, 1, first_pass_alone=True), ("pt", "tf")
     found = measure("good", frameworks=frameworks, amount=amount, interpreters={"tf": str(bare)})
     assert found.cases["tf", "good"].status == "UNSUPPORTED"
-    assert "pip install tensorflow" in found.cases["tf", "good"].reason
+    assert "pip install -e '.[tensorflow]'" in found.cases["tf", "good"].reason
     assert found.cases["pt", "good"].status == "OK"
 
 
@@ -491,7 +491,7 @@ def test_an_interpreter_without_the_framework(measure, tmp_path):
 def test_a_framework_that_fails_by_itself_is_not_said_to_be_missing(reason, missing):
     said = not_started(FRAMEWORKS["pt"], reason)
     assert said.startswith(f"PyTorch could not be started ({reason})")
-    assert said.endswith("; install it with: pip install torch") == missing
+    assert said.endswith("; install it with: pip install -e '.[torch]'") == missing
 
 
 def test_no_compiler_but_a_gpu(measure, monkeypatch, tmp_path):
