@@ -527,7 +527,7 @@ def _planned(state: State) -> str:
 
 def _cautions(state: State) -> str:
     """What the plan's times do not know of this machine."""
-    return _busy(state) + _lacking(state.plan.durations.lacking) + _overruled(state)
+    return _busy(state) + _overruled(state)
 
 
 def _overruled(state: State) -> str:
@@ -539,16 +539,6 @@ def _overruled(state: State) -> str:
         backend = None
     said = machine.overruled(machine.usable_threads(), backend)
     return "".join(f"\n!! {line}" for text in said for line in wrap(f"{text}.", 77))
-
-
-def _lacking(instructions: tuple[str, ...]) -> str:
-    """A warning where the plan's times are of a CPU with instructions that this one lacks."""
-    if not instructions:
-        return ""
-    return (
-        f"\n!! Times are of a CPU with {', '.join(instructions)}:\n"
-        "!! this one lacks them, and may take far longer."
-    )
 
 
 def _busy(state: State) -> str:

@@ -1,8 +1,9 @@
 """How long parts of a run take, and how much memory: as earlier runs found it.
 
 A plan asks by case. What no earlier record of this class of machine in the results folder knows,
-the published record tells, or else what its row took at other work, or others of its technique in
-its framework, or what was usual on two cores.
+the published record tells: its seconds are scaled by how fast both machines are. What that does not
+know is what its row took at other work, or others of its technique in its framework, or what was
+usual on two cores.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from bench.analysis.machine_class import same_class
+from bench.analysis.machine_class import product, same_class
 from bench.analysis.reading import load
 from bench.harness.plan import ROUNDS, Case
 from bench.record import Case as RecordedCase
@@ -34,8 +35,9 @@ class Durations:
 
     `measured_as`: of a case that showed another's figures, as it runs the same program, that one.
     `baselines`: what the baselines of a framework at a piece of work were measured as.
-    `describe_s` is what asking the frameworks takes, `parents_s` the parents of a pass. `lacking`:
-    the instructions of the CPU that all seconds are of which this one does not have.
+    `describe_s` is what asking the frameworks takes, `parents_s` the parents of a pass. `lender`:
+    the machine that all seconds are of, where none of this class has been measured; `lent` are the
+    cases that it told of, `lacking` the instructions that it has and this machine does not.
     """
 
     rounds: int = ROUNDS
@@ -45,6 +47,8 @@ class Durations:
     baselines: dict[tuple[str, str], set[str]] = field(default_factory=dict)
     describe_s: float = 10.0
     parents_s: float = 8.0
+    lender: Environment | None = None
+    lent: frozenset[str] = frozenset()
     lacking: tuple[str, ...] = ()
 
     def of(self, part: str, case: Case) -> float:
@@ -104,6 +108,15 @@ class Durations:
         """What a contender holds at most."""
         return self.bytes.get(case.id, max([USUAL_BYTES, *self._near(case)]))
 
+    def follow(self, here: Environment) -> None:
+        """Scale what another machine lent, once the speed of this one is measured."""
+        if self.lender is None:
+            return
+        factor = _slower(here, self.lender)
+        for known in self.seconds.values():
+            known.update({name: factor * known[name] for name in self.lent & known.keys()})
+        self.lender = None
+
     def note_same(self, case_id: str, measured: str, role: str) -> None:
         """As what a case was measured: itself, or another that runs the same program."""
         _, work, side, _ = case_id.split("/")
@@ -135,24 +148,41 @@ def learned(
 ) -> Durations:
     """What the newest records in `results` of the class of machine of `environment` tell.
 
-    Of what they do not tell, what the published record does, whatever its machine; `on_gpu`: first
-    that of a GPU.
+    Of what they do not tell, what the published record does, scaled to the speed of this machine;
+    where that is not measured yet, its machine is the `lender`. `on_gpu`: first that of a GPU.
     """
     durations, of_here = Durations(rounds), list(_records(results, environment))
     published = list(filter(None, map(_read, [OF_A_GPU] * on_gpu + [PUBLISHED])))
-    if not of_here:
-        isa = dict.fromkeys(name for one in published for name in one.environment.isa)
-        durations.lacking = tuple(name for name in isa if name not in environment.isa)
-    for record in of_here + published:
+    for record in of_here:
         _learn(durations, record)
+        environment = record.environment
     for record in of_here[:1]:
         _learn_starts(durations, record)
+    for record in published:
+        _learn(durations, record, _slower(environment, record.environment))
+    if published and not of_here and product(environment, "float32") is None:
+        durations.lender = published[0].environment
+        durations.lent = frozenset(case.id for case in published[0].cases)
+        isa = published[0].environment.isa
+        durations.lacking = tuple(name for name in isa if name not in environment.isa)
     return durations
 
 
-def _learn(durations: Durations, record: Record) -> None:
-    """Add what a record tells of its cases to what newer ones told."""
-    for part, seconds in _seconds(record, durations.rounds).items():
+def _slower(here: Environment, there: Environment) -> float:
+    """How many times as long work takes here, by the best float32 products of both machines.
+
+    1 where either is not measured, or one of them computes on a GPU.
+    """
+    ours, theirs = product(here, "float32"), product(there, "float32")
+    if not ours or not theirs or bool(here.gpu) != bool(there.gpu):
+        return 1.0
+    return theirs / ours
+
+
+def _learn(durations: Durations, record: Record, slower: float = 1.0) -> None:
+    """Add what a record tells of its cases to what newer ones told; `slower`: than its machine."""
+    for part, took in _seconds(record, durations.rounds).items():
+        seconds = {name: slower * each for name, each in took.items()}
         durations.seconds[part] = seconds | durations.seconds.get(part, {})
     for case in record.cases:
         durations.note_same(case.id, case.program_id, case.role)

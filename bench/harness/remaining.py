@@ -8,7 +8,9 @@ from math import inf
 
 from msgspec import structs
 
+from bench.analysis.machine_class import words
 from bench.harness import checks
+from bench.harness.durations import Durations
 from bench.harness.plan import Case
 from bench.harness.progress import clock
 from bench.harness.run_plan import Plan
@@ -22,7 +24,10 @@ SEEDS_STAYING = 0.3  # after a look at the seeds
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a run: how many matches, starts or cases, and what it takes, in seconds."""
+    """A part of a run: how many matches, starts or cases, and what it takes, in seconds.
+
+    `most`: where nothing is decided before its last look, so that all cases stay.
+    """
 
     name: str
     count: int
@@ -43,7 +48,7 @@ def open_cases(plan: Plan, state: RunState, cases: list[Case] | None = None) -> 
 
 
 def seconds_left(plan: Plan, state: RunState) -> tuple[float, float]:
-    """Seconds that what `state` lacks is expected to take, and that it takes at most."""
+    """Seconds that what `state` lacks is expected to take, and if nothing is decided early."""
     left = parts(plan, state)
     return sum(part.expected for part in left), sum(part.most for part in left)
 
@@ -131,6 +136,8 @@ def describe(
         names = ", ".join(plan.left_out)
         lines.append(_hanging(f"left for who names them with --technique or -k: {names}"))
     lines.append(_hanging(_summary(plan, left, taken_up, limit)))
+    if plan.durations.lender:
+        lines.append(_hanging(_borrowed(plan.durations)))
     if limit:
         whole = left[0] + plan.durations.describe_s
         more = f": all of it would take about {clock(whole)}" * (limit < whole)
@@ -142,10 +149,23 @@ def table(plan: Plan, state: RunState) -> str:
     """What `state` lacks, part by part."""
     begin = Part.sure("start", 1, plan.durations.describe_s)
     left = [part for part in (begin, *parts(plan, state)) if part.count]
-    lines = [f"{'':<26}{'count':>6}{'about':>14}{'at most':>14}"]
-    lines += [_row(part.name, str(part.count), part.expected, part.most) for part in left]
-    whole = sum(part.expected for part in left), sum(part.most for part in left)
-    return "\n".join([*lines, _row("together", "", *whole)])
+    rows = [("", "count", "about", "if none ends early")]
+    rows += [(part.name, str(part.count), clock(part.expected), clock(part.most)) for part in left]
+    whole = (sum(part.expected for part in left), sum(part.most for part in left))
+    rows.append(("together", "", *map(clock, whole)))
+    if plan.durations.lender:
+        rows = [(*row[:3], "") for row in rows]
+    return "\n".join(f"{a:<26}{b:>6}{c:>14}{d:>22}".rstrip() for a, b, c, d in rows)
+
+
+def _borrowed(durations: Durations) -> str:
+    """Whose times the plan has, where this class of machine was never measured."""
+    lacks = ", ".join(durations.lacking)
+    slow = f"; it has {lacks}, which this one lacks: some rows may take far longer" * bool(lacks)
+    return (
+        f"by the times of another machine ({words(durations.lender)}), "
+        f"until this one's speed is measured{slow}"
+    )
 
 
 def _summary(plan: Plan, left: tuple[float, float], taken_up: bool, limit: float | None) -> str:
@@ -160,7 +180,8 @@ def _summary(plan: Plan, left: tuple[float, float], taken_up: bool, limit: float
         repeated.append(f"{plan.seeds[0]} seeds{more}")
     expected, most = (seconds + plan.durations.describe_s for seconds in left)
     whole = f"about {clock(expected)}"
-    whole += f", {clock(most)} at most" * (most > 1.05 * expected)
+    if most > 1.05 * expected and plan.durations.lender is None:
+        whole += f", {clock(most)} if nothing is decided early"
     shown = _shown_before_the_end(plan, matches, expected, limit or inf)
     time = ", ".join(shown if limit and limit < expected else [*shown, f"all after {whole}"])
     if taken_up:
@@ -183,10 +204,6 @@ def _shown_before_the_end(
     if 1 < first_look <= plan.amount.blocks and timed < min(end, limit):
         shown.append(f"times with intervals after {clock(timed)}")
     return shown
-
-
-def _row(name: str, count: str, expected: float, most: float) -> str:
-    return f"{name:<26}{count:>6}{clock(expected):>14}{clock(most):>14}"
 
 
 def _count(number: int, one: str, more: str = "") -> str:

@@ -161,6 +161,7 @@ class Run:
                 conditions.check_same(self.state, environment)
                 resumed.append(datetime.now(UTC).isoformat(timespec="seconds"))
             conditions.note(self.plan, self.state, environment, missing)
+            self.plan.durations.follow(environment)
             recorder.save()
             executor = Executor(
                 processes,

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from bench.conftest import _lacking
 from bench.harness import durations, remaining
 from bench.harness.durations import BEGINNING, Durations, learned
 from bench.harness.plan import EFFORT
@@ -128,17 +127,59 @@ def test_what_this_machine_has_not_measured_the_published_record_tells(results):
     assert found.of("cold", OTHERS[0]) == pytest.approx(3.0)
 
 
-def test_a_plan_after_a_cpu_with_more_instructions_says_so(results):
+QUICKER = speed(4e11, cpu="A quicker one", isa=["avx2", "avx512f", "avx512_bf16"])
+
+
+def planned(durations):
+    """What a plan with these durations says, in words and part by part."""
+    plan = runs.plan_of(CASES, EFFORT["ordinary"], SMALL, durations=durations)
+    state = runs.begun(plan)
+    said = remaining.describe(plan, remaining.seconds_left(plan, state))
+    parts = remaining.table(plan, state)
+    assert max(map(len, [*said.splitlines(), *parts.splitlines()])) <= 80
+    return " ".join(said.split()), parts
+
+
+def test_a_plan_by_the_times_of_another_machine_says_so_and_promises_no_end(results):
     """Until there is a record of this machine, which has its own seconds."""
-    lacking = ("avx512f", "avx512_bf16")
-    other = record(environment=HERE.but(isa=["avx2", "avx512f", "avx512_bf16"]))
-    assert results(published=other).lacking == lacking
-    assert results(record(), published=other).lacking == ()
-    assert results(other, published=other).lacking == lacking  # which is no record of this one
-    said = _lacking(lacking)
-    assert "!! Times are of a CPU with avx512f, avx512_bf16:" in said
-    assert max(map(len, said.splitlines())) <= 80
-    assert _lacking(()) == ""
+    said, parts = planned(results(published=record(environment=QUICKER)))
+    assert (
+        "by the times of another machine (A quicker one (AVX-512, bfloat16), 2 processors, 400"
+        in said
+    )
+    assert "it has avx512f, avx512_bf16, which this one lacks" in said
+    assert "early" not in said + parts
+    said, parts = planned(results(record(), published=record(environment=QUICKER)))
+    assert "another machine" not in said
+    assert "if nothing is decided early" in said
+    assert "if none ends early" in parts
+
+
+def test_the_times_of_another_machine_are_scaled_once_this_one_s_speed_is_measured(results):
+    found, mine = results(published=record(environment=QUICKER)), at_other_work(FIRST)
+    found.seconds["block"][mine.id] = 7.0  # of a user's model, which was timed here
+    before = {part: found.of(part, FIRST) for part in ("block", "cold", "training")}
+    for _ in range(2):  # the second time nothing is left to scale
+        found.follow(speed(1e11))
+        after = {part: found.of(part, FIRST) for part in before}
+        assert after == pytest.approx({part: 4 * took for part, took in before.items()})
+    assert found.of("block", mine) == 7.0
+    assert "another machine" not in planned(found)[0]
+
+
+def test_what_this_class_of_machine_lacks_is_scaled_to_its_speed(results):
+    here = record(usual=2.0, environment=speed(1e11))
+    here = here.but(cases=here.cases[:1])
+    found = results(here, published=record(usual=3.0, environment=QUICKER))
+    assert found.of("cold", FIRST) == pytest.approx(2.0 * len(CASES))
+    assert found.of("cold", OTHERS[0]) == pytest.approx(4 * 3.0)
+
+
+def test_seconds_of_a_cpu_are_not_scaled_to_a_gpu(results):
+    found = results(published=record(environment=QUICKER))
+    before = found.of("cold", FIRST)
+    found.follow(speed(4e13, gpu={"name": "a GPU"}))
+    assert found.of("cold", FIRST) == before
 
 
 def test_the_run_s_own_blocks_tell_more_than_other_runs(results):

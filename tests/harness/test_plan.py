@@ -322,6 +322,21 @@ def test_who_does_not_fit_at_all_plays_with_its_baselines():
         assert "plain" in {case.variant.name for case in match}
 
 
+def test_what_a_row_is_compared_with_comes_along_and_plays_with_it():
+    against = Variant("named", against="variant11")
+    technique = many_variants(12)
+    technique = replace(technique, variants=(*technique.variants, against))
+    cases = cases_of(technique, "module", "default")
+    chosen = [case for case in cases if case.variant.name == "named"]
+    needed = with_baselines(chosen, cases)
+    assert {case.variant.name for case in needed} == {"plain", "named", "variant11"}
+    gone = {case.id for case in cases if case.variant.name == "variant11"}
+    for match in matches(cases, without=gone):
+        playing = {(case.variant.name, case.side) for case in match}
+        sides = {side for name, side in playing if name == "named"}
+        assert {side for name, side in playing if name == "variant11"} == sides
+
+
 def test_who_has_left_plays_no_more_and_whom_others_need_does():
     cases = cases_of(many_variants(2), "module", "default")
     gone = {c.id for c in cases if c.variant.name == "variant0"}
@@ -422,12 +437,13 @@ def test_the_plan_names_its_parts_and_fits_80_columns():
     assert f"times with intervals after {timed}, all after" in words
     assert f"all after about {clock(expected + 10)}" in words
     assert expected == most  # nobody leaves, and nobody is trained further
-    assert "at most" not in words
+    assert "decided early" not in words
     looked = plan_of(DEFAULT, EFFORT["ordinary"])
     expected, most = seconds_of(looked)
     words = " ".join(remaining.describe(looked, (expected, most)).split())
     assert "3 to 8 blocks" in words
-    assert f"all after about {clock(expected + 10)}, {clock(most + 10)} at most" in words
+    early = f"{clock(most + 10)} if nothing is decided early"
+    assert f"all after about {clock(expected + 10)}, {early}" in words
 
 
 def test_a_run_that_ends_before_its_plan_promises_no_more():
