@@ -1,7 +1,9 @@
 """Which rows are checked for what they keep, and their checks: see `keeping`.
 
 A row is checked that changes how it is trained or what it predicts, and is not trained to its
-metric: where its losses are its baseline's there is nothing to check. Nothing is timed here.
+metric: where its losses are its baseline's there is nothing to check. One whose steps take
+`SLOWEST` times as long as its baseline's is no gain, and not checked: where a CPU has to emulate
+bfloat16, such checks took a sixth of a run. Nothing is timed here.
 """
 
 from __future__ import annotations
@@ -9,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from statistics import median
 
 from bench.analysis import accuracy, cases
 from bench.analysis.families import OF_TRAINING
-from bench.analysis.pairing import resolved
+from bench.analysis.pairing import baseline, resolved
 from bench.analysis.ranking import OF_UPDATES
 from bench.harness import record
 from bench.harness.isolated_measurements import noted
@@ -21,8 +24,10 @@ from bench.harness.plan import SEED, Case, Variant, Workload
 from bench.harness.processes import Failed, ParentFailed, ParentKey, Processes, Worker
 from bench.harness.run_plan import Plan
 from bench.harness.state import RunState
+from bench.record import Case as RecordedCase
 from bench.record import Fidelity, LossCheck
 
+SLOWEST = 4.0  # times its baseline's step
 SEEDS = 3  # of a short training: the fewest that give an interval
 PLAIN = ("train_step", "baseline", "bench.train_step.bench_baseline")
 
@@ -44,6 +49,7 @@ def wanted(plan: Plan, state: RunState) -> list[Case]:
         case
         for case in plan.every
         if (_changes(case) or of_case[case.id].losses)
+        and not _is_hopeless(of_case[case.id], rows)
         and accuracy.of(of_case[case.id], rows, measured.tasks).kept is None
     ]
     return _with_baselines(plan, state, unproven)
@@ -52,6 +58,17 @@ def wanted(plan: Plan, state: RunState) -> list[Case]:
 def _changes(case: Case) -> bool:
     """Whether a row says that its losses are not its baseline's."""
     return bool(case.variant.changes or case.variant.loss_tolerance)
+
+
+def _is_hopeless(row: RecordedCase, rows: list[RecordedCase]) -> bool:
+    """Whether its step takes far longer than its baseline's, at the median of its samples."""
+    times = [_step_s(one) for one in (row, baseline(row, rows)) if one]
+    return len(times) == 2 and None not in times and times[0] > SLOWEST * times[1]
+
+
+def _step_s(row: RecordedCase) -> float | None:
+    samples = [s for match in row.timing.step_s.values() for block in match.values() for s in block]
+    return median(samples) if samples else None
 
 
 def _with_baselines(plan: Plan, state: RunState, rows: list[Case]) -> list[Case]:

@@ -235,6 +235,16 @@ def test_a_row_that_says_it_changes_nothing_is_checked_where_its_losses_differ()
     assert not checks.wanted(plan, state)
 
 
+@pytest.mark.parametrize(("times", "checked"), [(3.9, True), (4.1, False)])
+def test_a_row_that_takes_many_times_as_long_is_not_checked(times, checked):
+    plan, state = planned("gradient_clipping")
+    work = [case for case in plan.every if case.framework == "pt"]
+    base, row = sorted(work, key=lambda case: not case.is_baseline)[:2]
+    for case, step_s in ((base, 1.0), (row, times)):
+        state.cases[case.id].blocks = [Played(samples=[step_s] * 3, steps=1, losses=[2.0, 1.9])]
+    assert (row.id in {case.id for case in checks.wanted(plan, state)}) is checked
+
+
 def test_a_model_is_trained_once_for_each_task_whose_predictions_are_measured():
     plan, _ = planned("post_training_quantization", "export", "mixed_precision")
     deployed = checks.deployed(plan)
