@@ -229,7 +229,8 @@ class Price(Base, frozen=True, kw_only=True, eq=True):
 class Case(Base, frozen=True, kw_only=True, eq=False):
     """A row: a variant of a technique in a framework, at a task, batch size and mode.
 
-    `program`: the id of the case whose measurements it shows, which may be another's.
+    `program`: the id of the case whose measurements it shows, which may be another's. `against`:
+    the variant that its figures are compared with, where that is not the baseline.
     """
 
     id: str
@@ -245,6 +246,7 @@ class Case(Base, frozen=True, kw_only=True, eq=False):
     settings: dict[str, Any] = {}
     price: Price | None = None
     stacking: dict[str, Any] | None = None
+    against: str | None = None
     remedies: list[str] | None = None
     mode: str = "train"
     timed: bool = True
@@ -330,7 +332,8 @@ class Case(Base, frozen=True, kw_only=True, eq=False):
 class Comparison(Base, frozen=True, kw_only=True, eq=False):
     """A ratio of the times of two cases, by their ids, with its interval and verdict; derived.
 
-    `kind`: "baseline" of the same framework, "framework" for twins, "control" for the same work.
+    `kind`: "baseline" is with what it is compared with in its framework (`Case.against`),
+    "framework" with its twin, "control" with the same work.
     """
 
     technique: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bench.analysis import cases, checks, comparisons
 from bench.analysis.comparisons import Fits
-from bench.analysis.pairing import baseline, resolved
+from bench.analysis.pairing import baseline, compared_with, resolved
 from bench.analysis.values import finite
 from bench.record import Accuracy, Case, Comparison, NoiseFloor, Record, Timing
 
@@ -23,7 +23,7 @@ def analyse(measured: Record) -> Record:
     whole = []
     for given, case in zip(measured.cases, judged, strict=True):
         context = cases.Context(
-            base=baseline(case, judged),
+            base=compared_with(case, judged),
             fit=fits.get(case.work),
             comparison=of_case.get(case.id),
             looks=tuple(measured.looks or ()),

@@ -35,7 +35,7 @@ Metrics = dict[str, Metric]
 class Context:
     """What a case is judged by.
 
-    `base`: its baseline. `fit`: of its piece of work. `comparison`: with `base`. `looks` and
+    `base`: what it is compared with. `fit`: of its work. `comparison`: with `base`. `looks` and
     `seed_looks`: numbers of blocks and seeds after which the run was looked at.
     """
 

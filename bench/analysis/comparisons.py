@@ -1,8 +1,9 @@
 """The ratios of a record and their verdicts, and what they say of the run's noise.
 
-Compared are cases of one piece of work, whatever their technique: each with its own technique's
-baseline in its framework ("baseline", "control" for the same work once more), with its twin
-("framework"), and the fastest rows of both frameworks that keep accuracy.
+Compared are cases of one piece of work, whatever their technique: each with the baseline of its
+technique in its framework, or with the variant that it names ("baseline", "control" for the same
+work once more), with its twin ("framework"), and the fastest rows of both frameworks that keep
+accuracy.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from bench.analysis import accuracy, certificates, sequential
 from bench.analysis.accuracy import Tasks
 from bench.analysis.bounds import Looks
 from bench.analysis.fit import Fit, Samples, fit
-from bench.analysis.pairing import baseline
+from bench.analysis.pairing import baseline, compared_with
 from bench.analysis.verdicts import Ratio
 from bench.record import DIFFERENT, Case, Comparison, Control, NoiseFloor, Work
 from shared.specs import more_is_better
@@ -77,17 +78,19 @@ def compare_all(
     by_id = {case.id: case for case in cases}
 
     def flagged(comparison: Comparison) -> Comparison:
-        sides = by_id[comparison.numerator], by_id[comparison.denominator]
-        return _flag_accuracy(comparison, *sides, cases, tasks, seed_looks)
+        top, bottom = by_id[comparison.numerator], by_id[comparison.denominator]
+        if comparison.kind == "baseline":
+            bottom = baseline(top, cases) or bottom  # to which accuracy is held
+        return _flag_accuracy(comparison, top, bottom, cases, tasks, seed_looks)
 
     return list(map(flagged, made))
 
 
 def _pairs(contenders: list[Case]) -> list[Pair]:
-    """What is compared of one piece of work: with the baseline of its side, and with the twin."""
+    """What is compared of one piece of work: within its side, and with the twin."""
     pairs = []
     for case in contenders:
-        base = baseline(case, contenders)
+        base = compared_with(case, contenders)
         if base and base.program_id != case.program_id:
             kind = "control" if case.role == "control" else "baseline"
             pairs.append(Pair(kind, case.variant, case, base))

@@ -1,8 +1,9 @@
 """What benchmark files declare of a row, in records that were written before records said so.
 
-A run writes `price`, `stacking` and `remedies` of each row into its record. Older records get them
-here when they are read, from today's benchmark file of their technique. A row that it no longer has
-gets the technique's price and is in no stack; a technique that is gone has no price.
+A run writes `price`, `stacking`, `remedies` and `against` of each row into its record. Older
+records get them here when they are read, from today's benchmark file of their technique. A row that
+it no longer has gets the technique's price and is in no stack; a technique that is gone has no
+price.
 """
 
 from __future__ import annotations
@@ -17,21 +18,23 @@ from bench.record import Case, Price
 
 def complete(case: Case) -> Case:
     """The case with these fields."""
+    known = of_row(case.technique, case.variant)
     if case.price is not None and case.remedies is not None:
-        return case
-    return case.but(**of_row(case.technique, case.variant))
+        known = {"against": case.against or known["against"]}
+    return case.but(**known)
 
 
 def of_row(technique: str, variant: str) -> dict[str, Any]:
     """The fields of a row that a benchmark file has today."""
     declared = _technique(technique)
     if declared is None:
-        return {"price": Price(), "stacking": None, "remedies": []}
+        return {"price": Price(), "stacking": None, "remedies": [], "against": None}
     known = next((one for one in _variants(declared) if one.name == variant), None)
     return {
         "price": declared.price_of(known) if known else declared.price,
         "stacking": known.stacking if known else None,
         "remedies": list(declared.remedies),
+        "against": known.against if known else None,
     }
 
 

@@ -30,8 +30,25 @@ def _shown(case: Case, program: Case) -> Case:
     return case.but(**changes)
 
 
+def compared_with(case: Case, cases: Sequence[Case]) -> Case | None:
+    """What its time, memory and size are compared with: its baseline, or what `against` names.
+
+    None for the baseline itself, and where what it names did not run.
+    """
+    if case.against is None:
+        return baseline(case, cases)
+    return variant_of(case, case.against, cases)
+
+
+def variant_of(case: Case, variant: str, cases: Sequence[Case]) -> Case | None:
+    """Another variant of its technique and framework at the same work; None where none ran."""
+    same = (case.technique, case.work, case.side, "OK")
+    named = (other for other in cases if other.variant == variant)  # the others cost more
+    return next((o for o in named if (o.technique, o.work, o.side, o.status) == same), None)
+
+
 def baseline(case: Case, cases: Sequence[Case]) -> Case | None:
-    """What the case is compared with in its own technique and framework; None for that itself."""
+    """The baseline of its technique and framework, to which accuracy is held; None for itself."""
     for other in cases:
         if other.role != "baseline" or other.technique != case.technique:
             continue  # most of them, told by what costs least

@@ -70,11 +70,12 @@ class View:
     cases: dict[str, Case]
 
     def with_baseline(self, case: Case | None) -> Comparison | None:
-        """The comparison of `case` with its framework's baseline."""
+        """The comparison of `case` with its framework's baseline, or with what it names instead."""
         for comparison in self.comparisons if case else ():
             if comparison.kind == "baseline" and comparison.numerator == case.id:
                 base = self.cases.get(comparison.denominator)
-                if base and base.role == "baseline":
+                named = base and case.against == base.variant
+                if named or (base and not case.against and base.role == "baseline"):
                     return comparison
         return None
 

@@ -1,5 +1,7 @@
 """The tidy table of a record: every figure of every row, and its ratio to its baseline's.
 
+A row may name another variant that its figures are compared with (`against`).
+
 A figure has an interval where processes were repeated, a range where one process repeated itself,
 neither where it was measured once, and is exact where it is a count or the size of a file. Of two
 times the ratio is that of the blocks that both played, whose interval is narrower than those of the
@@ -232,9 +234,9 @@ def _compiles(case: Case) -> bool:
 class Row:
     """A case with all that is known of it, as it is ranked.
 
-    `ratios`: its figures over its baseline's; of points gained, the points. `effort`: how much work
-    it is to get, `price`: what that takes, in words. `comparison`: with its baseline. `repeats`:
-    other techniques' rows of the same program.
+    `base`: what it is compared with. `ratios`: its figures over those of `base`; of points gained,
+    those over its baseline. `effort`: how much work it is to get, `price`: what that takes, in
+    words. `comparison`: with `base`. `repeats`: other techniques' rows of the same program.
     """
 
     case: Case
@@ -251,6 +253,11 @@ class Row:
     def is_baseline(self) -> bool:
         """Whether it is what others are compared with."""
         return self.case.role == "baseline"
+
+    @property
+    def lacks(self) -> str | None:
+        """The variant that it is compared with, where that was not measured."""
+        return self.case.against if self.base is None else None
 
     @property
     def verdict(self) -> str | None:
@@ -297,12 +304,12 @@ class Table:
         return [self._row(case) for case in self.record.cases if case.status == "OK"]
 
     def _row(self, case: Case) -> Row:
-        base = pairing.baseline(case, self.record.cases)
+        base = pairing.compared_with(case, self.record.cases)
         named = self._figures[case.id]
         ratios = {}
-        for name in COMPARED if base else ():
+        for name in COMPARED:
             timed = name == RATE and TIME in named  # the same as its time
-            ratio = None if timed else self.between(case, base, name)[0]
+            ratio = None if timed else self.against_baseline(case, name)[0]
             if ratio:
                 ratios[name] = ratio
         kept = accuracy.of(case, self.record.cases, self.record.tasks)
@@ -333,15 +340,17 @@ class Table:
     def against_baseline(
         self, case: Case, name: str, variant: str | None = None
     ) -> tuple[Figure | None, str | None]:
-        """A figure over that of the baseline, or of another variant of the same technique."""
-        other = pairing.baseline(case, self.record.cases)
+        """A figure over that of what it is compared with, or of another variant by its name.
+
+        Accuracy is held to the baseline, unless a variant is named.
+        """
+        cases = self.record.cases
         if variant is not None:
-            same = (case.technique, case.work, case.side, variant, "OK")
-            other = next(
-                (c for c in self.record.cases
-                 if (c.technique, c.work, c.side, c.variant, c.status) == same),
-                None,
-            )  # fmt: skip
+            other = pairing.variant_of(case, variant, cases)
+        elif name in ("accuracy", GAINED):
+            other = pairing.baseline(case, cases)
+        else:
+            other = pairing.compared_with(case, cases)
         return (None, NOT_MEASURED) if other is None else self.between(case, other, name)
 
     def between(self, case: Case, other: Case, name: str) -> tuple[Figure | None, str | None]:
@@ -488,6 +497,7 @@ PARTS += ("optimizer", "rest")  # of memory
 UNITS = {TIME: "s", MEMORY: "bytes", SIZE: "bytes", "compressed_size": "bytes", FIRST_CALL: "s"}
 UNITS |= {"warm_first_call": "s"} | {f"memory_{part}": "bytes" for part in PARTS}
 OF_ROWS = ("id", "technique", "framework", "flavour", "variant", "title", "program", "role")
+OF_ROWS += ("against",)
 OF_ROWS += ("task", "batch_size", "mode", "status", "reason")
 OF_FIGURES = ("value", "low", "high", "kind")
 COLUMNS = (*OF_ROWS, "blocks", "price", "accuracy", "figure", *OF_FIGURES, "unit")
@@ -500,8 +510,8 @@ def table(record: Record) -> list[dict[str, Any]]:
 
     `accuracy`: whether it is kept, "yes", "no", "not asked" or "not measured", or what a check
     says, such as "loss kept" or "predictions can't be told". A row that did not run has one line,
-    without a figure. Ratios are to the baseline's figure (of points gained, the points), and of
-    times PyTorch's over TensorFlow's.
+    without a figure. Ratios are to the baseline's figure, or that of the variant `against` (of
+    points gained, the points), and of times PyTorch's over TensorFlow's.
     """
     whole = Table(record)
     rows = {row.case.id: row for row in whole.rows}

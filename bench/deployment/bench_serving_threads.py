@@ -47,12 +47,22 @@ TECHNIQUE = Technique(
         row("instances", "an instance a core", fill="an instance a core", measured=BOTH),
         predicts("searched", "the best of a search", fill="searched"),
         predicts("quota_ignored", "half the cores, as installed", fill="as installed", quota=0.5),
-        predicts("quota_sized", "half the cores, sized", fill="one at a time", quota=0.5),
+        predicts(
+            "quota_sized",
+            "half the cores, sized",
+            fill="one at a time",
+            quota=0.5,
+            against="quota_ignored",
+        ),
         of_runtime(
             "onnx_as_installed", "ONNX Runtime as installed", runtime="onnx", fill="as installed"
         ),
         of_runtime(
-            "onnx_instances", "ONNX Runtime, one a core", runtime="onnx", fill="an instance a core"
+            "onnx_instances",
+            "ONNX Runtime, one a core",
+            runtime="onnx",
+            fill="an instance a core",
+            against="onnx_as_installed",
         ),
         of_runtime(
             "onnx_quota_ignored",
@@ -60,6 +70,7 @@ TECHNIQUE = Technique(
             runtime="onnx",
             fill="as installed",
             quota=0.5,
+            against="onnx_as_installed",
         ),
         of_runtime(
             "onnx_quota_sized",
@@ -67,6 +78,7 @@ TECHNIQUE = Technique(
             runtime="onnx",
             fill="one at a time",
             quota=0.5,
+            against="onnx_quota_ignored",
         ),
         of_runtime(
             "openvino_as_installed",
@@ -79,6 +91,7 @@ TECHNIQUE = Technique(
             "OpenVINO, one a core",
             runtime="openvino",
             fill="an instance a core",
+            against="openvino_as_installed",
         ),
         of_runtime(
             "openvino_quota_ignored",
@@ -86,6 +99,7 @@ TECHNIQUE = Technique(
             runtime="openvino",
             fill="as installed",
             quota=0.5,
+            against="openvino_as_installed",
         ),
         of_runtime(
             "openvino_quota_sized",
@@ -93,6 +107,7 @@ TECHNIQUE = Technique(
             runtime="openvino",
             fill="one at a time",
             quota=0.5,
+            against="openvino_quota_ignored",
         ),
     ),
     workloads=(
@@ -114,8 +129,10 @@ TECHNIQUE = Technique(
         "Latency is the median of one caller; waiting is the 95th percentile of many. Cores is the "
         "CPU time of all instances a second, threads how many of an instance did work: a twentieth "
         "of its busiest one at least.",
-        "Half the cores is a control group's quota, which takes root. The best of a search is "
-        "started anew and measured as the others; the evidence has all that it tried.",
+        "Half the cores is a control group's quota, which takes root. Sized pools there are "
+        "compared with those as installed there, and a runtime's rows with that runtime as "
+        "installed. The best of a search is started anew and measured as the others; the evidence "
+        "has all that it tried.",
     ),
     probes=True,
 )

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from bench.analysis.machine_class import words
 from bench.analysis.questions import Remedy
-from bench.analysis.ranking import GOALS, INPUT, PREDICT, TRAIN, UPDATE, rank, works
+from bench.analysis.ranking import GOALS, INPUT, PREDICT, PROBE, TRAIN, UPDATE, works
 from bench.analysis.reading import load, results_file
 from bench.analysis.table import level
 from bench.doctor.findings import Finding
 from bench.record import FRAMEWORKS, Record
-from bench.report.answer import full_name, share
+from bench.report.answer import accuracy_of, full_name, share
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 # The goal that a technique serves where it is advised, and at which kinds of work.
@@ -20,7 +20,10 @@ SERVES = {
     "in_memory": ("throughput", (INPUT,)),
     "mixed_precision": ("train-speed", (TRAIN, UPDATE)),
     "export": ("latency", (PREDICT,)),
+    "serving_threads": ("throughput", (PROBE,)),
+    "varying_lengths": ("throughput", (PROBE,)),
 }
+MEASURES = "pytest bench/ --benchmark-only --technique"
 
 
 def newest() -> dict[str, Record]:
@@ -43,30 +46,43 @@ def shown(place: Path) -> str:
 
 def sentence(remedy: Remedy) -> str:
     """A remedy with what its row leaves of its baseline's figure."""
-    gain = share(remedy.gain, remedy.goal.figure)
-    return f"{remedy.row.case.technique}, {full_name(remedy.row)}: {gain}, {remedy.work.title}"
+    row, gain = remedy.row, share(remedy.gain, remedy.goal.figure)
+    kept = "" if row.accuracy.kept else accuracy_of(row.accuracy)
+    what = ", ".join(filter(None, (gain, kept, remedy.work.title)))
+    return f"{row.case.technique}, {full_name(row)}: {what}"
 
 
 def with_gain(finding: Finding, records: dict[str, Record]) -> Finding:
     """A finding with what the records show that its technique gains, or that none does."""
-    if finding.technique not in SERVES:
+    technique = finding.technique
+    if technique not in SERVES:
         return finding
     machines = [f"{name}: {words(one.environment)}" for name, one in records.items()]
     places = "; ".join(machines) or "no record"
     sides = [finding.framework] if finding.framework else list(FRAMEWORKS)
-    best = [one for side in sides if (one := _best(records, side, finding.technique))]
+    best = [one for side in sides if (one := _best(records, side, technique))]
     told = [f"{FRAMEWORKS[one.row.case.framework]}: {sentence(one)}" for one in best]
-    nothing = f"no row of {finding.technique} gains ({places})"
-    return replace(finding, gain=f"{'; '.join(told)} ({places})" if told else nothing)
+    gain = "; ".join(told) or f"no row of {technique} gains"
+    if not any(case.technique == technique for one in records.values() for case in one.cases):
+        gain = f"{technique} was not measured, {MEASURES} {technique} does"
+    return replace(finding, gain=f"{gain} ({places})")
 
 
 def _best(records: dict[str, Record], framework: str, technique: str) -> Remedy | None:
-    """The row of a technique that gains most, over all pieces of work."""
+    """The row of a technique that gains most; one that keeps accuracy, where there is one."""
     name, kinds = SERVES[technique]
-    gaining = []
-    for work in [work for record in records.values() for work in works(record)]:
-        ranking = rank(work, GOALS[name], framework=framework) if work.kind in kinds else None
-        for row in ranking.gaining if ranking else ():
-            if row.case.technique == technique and row.ratios[ranking.goal.figure].bounds:
-                gaining.append(Remedy(work, ranking.goal, row))
-    return min(gaining, key=lambda one: level(one.goal.figure, one.gain), default=None)
+    goal = GOALS[name]
+    gaining = [
+        Remedy(work, goal, row)
+        for record in records.values()
+        for work in works(record)
+        for row in work.members
+        if work.kind in kinds
+        and (row.case.technique, row.case.framework) == (technique, framework)
+        and row.improves(goal.figure)
+    ]
+    return min(
+        gaining,
+        key=lambda one: (not one.row.accuracy.kept, level(goal.figure, one.gain)),
+        default=None,
+    )

@@ -64,6 +64,7 @@ def quota(host: Host) -> Iterator[Finding]:
             "many threads, which then wait for one another",
             f"cpu quota {host.quota:g}, affinity {host.affinity}",
             f"set {' and '.join(f'{n[0]}={host.usable}' for n in SET_BY.values())}",
+            technique="serving_threads",
         )
 
 
@@ -106,7 +107,8 @@ def _pool(host: Host, framework: str, known: Pools, by: str) -> Iterator[Finding
         do = BY_CODE[framework].format(host.usable)
     if name == "OMP_NUM_THREADS":
         do += "; TensorFlow ignores this variable, so that the two had unequal numbers of threads"
-    yield Finding(check, framework, what, _speed(host, known, threads), do)
+    measured = _speed(host, known, threads)
+    yield Finding(check, framework, what, measured, do, technique="serving_threads")
 
 
 def _speed(host: Host, known: Pools, threads: int) -> str:
@@ -141,6 +143,7 @@ def runtime(host: Host, name: str, threads: int) -> Iterator[Finding]:
             f"{name} starts {threads} threads for {host.usable} cores",
             f"counted in a new session: {threads}",
             f"set its number of threads to {host.usable} where you make the session",
+            technique="serving_threads",
         )
 
 
@@ -251,6 +254,7 @@ def shapes(batches: Batches, facts: Facts) -> Iterator[Finding]:
             measured,
             "pad to a few lengths (such as multiples of 64) and put texts of like length "
             "together; torch.compile(dynamic=True); tf.function with an input_signature of None",
+            technique="varying_lengths",
         )
     if (batches.padding or 0.0) >= PADDED:
         yield Finding(
@@ -260,6 +264,7 @@ def shapes(batches: Batches, facts: Facts) -> Iterator[Finding]:
             "all others are",
             f"{batches.padding:.0%} of the positions, over {batches.drawn} batches",
             "put texts of like length into one batch, or several texts into one row",
+            technique="varying_lengths",
         )
 
 

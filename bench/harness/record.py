@@ -91,6 +91,7 @@ def _case(plan: Plan, state: RunState, case: Case, left_out: set[tuple[int, int]
         settings=variant.settings,
         price=technique.price_of(variant),
         stacking=variant.stacking,
+        against=variant.against,
         remedies=list(technique.remedies),
         task=case.workload.task,
         batch_size=case.workload.batch_size,

@@ -353,9 +353,10 @@ def take_up(plan: Plan, state: RunState) -> None:
 
 
 def _compared(one: Case, other: Case) -> bool:
-    """Whether the record holds a ratio of the two: variant to baseline, or twin to twin."""
+    """Whether the record holds a ratio of the two: to a baseline, to `against`, or to a twin."""
     if one.side == other.side:
-        return one.is_baseline or other.is_baseline
+        pairs = ((one, other), (other, one))
+        return any(b.is_baseline or b.variant.name == a.variant.against for a, b in pairs)
     both = one.is_baseline and other.is_baseline
     twins = one.technique == other.technique and one.variant.name == other.variant.name
     return one.framework != other.framework and (twins or both)

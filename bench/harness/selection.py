@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from bench.harness.plan import EFFORTS, FRAMEWORKS, Case, Technique, Variant
 
+BASELINE = ""  # instead of a variant's name
 MOST_ALIVE = 12  # contenders of a match, where their memory allows that many
 
 Fits = Callable[[list[Case]], bool]
@@ -105,14 +106,19 @@ def choose(
 
 
 def with_baselines(selected: list[Case], every: list[Case]) -> list[Case]:
-    """`selected` and the baselines that their ratios need, in the order of `every`."""
-    wanted, kept = {(c.technique, c.work, c.side) for c in selected}, {c.id for c in selected}
-    return [
-        case
-        for case in every
-        if case.id in kept
-        or (case.is_baseline and (case.technique, case.work, case.side) in wanted)
-    ]
+    """`selected` and what their ratios need, in the order of `every`: baselines, and `against`."""
+    kept = {case.id for case in selected}
+    wanted = {
+        (case.technique, case.work, case.side, name)
+        for case in selected
+        for name in (BASELINE, case.variant.against)
+    }
+
+    def is_wanted(case: Case) -> bool:
+        name = BASELINE if case.is_baseline else case.variant.name
+        return (case.technique, case.work, case.side, name) in wanted
+
+    return [case for case in every if case.id in kept or is_wanted(case)]
 
 
 def spare_controls(cases: Iterable[Case]) -> list[Case]:
@@ -187,6 +193,9 @@ class _Division:
         self.bases = {
             (case.technique, case.side): by_id[shown[case.id]] for case in cases if case.is_baseline
         }
+        self.named = {
+            (case.technique, case.side, case.variant.name): by_id[shown[case.id]] for case in cases
+        }
         base = {case.id for case in self.bases.values()}
         self.challengers = [case for case in self.measured if case.id not in base]
         sides = {(c.technique, c.side) for own in self.challengers for c in self.sharing[own.id]}
@@ -248,7 +257,8 @@ class _Division:
         for case in part:
             for each in self.sharing[case.id]:
                 base = self.bases.get((each.technique, each.side))
-                company |= {base.id} if base else set()
+                other = self.named.get((each.technique, each.side, each.variant.against))
+                company |= {one.id for one in (base, other) if one}
         return [case for case in self.measured if case.id in company]
 
     def _fit(self, part: list[Case]) -> bool:

@@ -23,7 +23,7 @@ from bench.analysis.table import (
 )
 from bench.record import UNTOLD, LossCheck
 from bench.report.formatting import MISSING, interval, number, plus_minus, ratio
-from bench.report.names import name_of, sizes
+from bench.report.names import name_of, sizes, title
 from bench.report.technique_tables import Table, of_figures, of_words
 from bench.report.text import hanging, plain, wrap
 
@@ -92,7 +92,7 @@ def accuracy_of(kept: Accuracy) -> str:
     if not kept.asked:
         return ""
     if kept.exact:
-        return "same work" + (f", proven on {kept.proven_on}" if kept.proven_on else "")
+        return "same work" + (f", proven for {called(kept.proven_on)}" if kept.proven_on else "")
     if kept.check:
         return _checked(kept)
     if kept.mean is None:
@@ -301,7 +301,9 @@ def decision_table(work: Work) -> Table:
 
 def _cells(row: Row, names: list[str]) -> list[str]:
     gain = ratio(row.time_ratio.value if row.time_ratio else None, None)
+    against = f"against {title(row.base)}" if row.base and row.case.against else ""
+    gain = f"{row.lacks} not measured" if row.lacks else gain
     figures = [shown(name, row.figures.get(name), COLUMNS[name][1]) for name in names]
     kept = accuracy_of(row.accuracy) or MISSING
-    named = f"{gain}\n{row.verdict or ''}".strip()
+    named = "\n".join(filter(None, (gain, row.verdict, against)))
     return [full_name(row), named, *figures, kept, row.price or MISSING]

@@ -379,8 +379,12 @@ def ratios(view: View) -> Table | None:
 
 def _to_baseline(case: Case | None, view: View) -> str:
     comparison = view.with_baseline(case)
+    is_timed = case is not None and case.status == "OK" and case.timing.median_s
     if case and not comparison and case.role == "baseline":
-        return "baseline" if case.status == "OK" and case.timing.median_s else MISSING
+        return "baseline" if is_timed else MISSING
+    if is_timed and case.against:
+        named = plain(case.against)
+        return f"{versus(comparison)}\nagainst {named}" if comparison else f"{named} not measured"
     return versus(comparison)
 
 

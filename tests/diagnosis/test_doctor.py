@@ -14,12 +14,15 @@ from math import inf
 import numpy as np
 import pytest
 
+from bench.analysis.declared import complete
+from bench.analysis.table import RATE
 from bench.doctor import asking, command, gains, judges
 from bench.doctor import host as hosts
 from bench.doctor.host import Host
+from bench.record import Metric
 from shared import health
 from shared.health import Batches, Denormals, Facts, Mode, NewShapes, Pools, Predicting, Products
-from tests import workers
+from tests import records, workers
 from tests.diagnosis.files import DENORMAL, HEALTHY, PLANTED, TRY
 
 FRAMEWORKS = ("pt", "tf")
@@ -208,7 +211,41 @@ def test_a_finding_has_the_gain_of_its_technique_from_a_record():
     assert gain.startswith("PyTorch: in_memory, PyTorch ")
     assert "times its baseline's samples/s" in gain
     assert "(docs: " in gain
-    assert gains.with_gain(one, {}).gain == "no row of in_memory gains (no record)"
+    assert gains.with_gain(one, {}).gain.endswith("--technique in_memory does (no record)")
+
+
+BEST = {"value": 30.0, "unit": "samples/s", "ci": (29.0, 31.0)}
+
+
+@pytest.mark.parametrize(
+    ("facts", "host", "technique", "variant"),
+    [
+        ({}, {"quota": 2.0}, "serving_threads", "quota_sized"),
+        ({"batches": replace(BATCHES, shapes=SHAPES)}, {}, "varying_lengths", "packed"),
+        ({"batches": replace(BATCHES, padding=0.4)}, {}, "varying_lengths", "packed"),
+    ],
+)
+def test_a_finding_names_the_technique_that_serves_it(facts, host, technique, variant):
+    """With the gain over what its row is compared with; where no record has it, how to measure."""
+    (one, *_) = judges.judged(replace(HOST, **host), {"pt": replace(POOLS, **facts)}, "", {})
+    assert one.technique == technique
+    usual = records.case("base", technique=technique, metrics={RATE: Metric(**BEST)})
+    slow = usual.but(
+        id="slow",
+        variant="quota_ignored",
+        role="variant",
+        metrics={RATE: Metric(value=10.0, unit="samples/s", ci=(9.0, 11.0))},
+    )
+    if variant == "packed":  # it is compared with the baseline
+        usual = usual.but(metrics=slow.metrics)
+    best = slow.but(id="best", variant=variant, metrics={RATE: Metric(**BEST)})
+    run = records.record([usual, slow, complete(best)])
+    gain = gains.with_gain(one, {"docs": run}).gain
+    assert f"{technique}, PyTorch " in gain
+    assert "3.000 (" in gain
+    assert "accuracy not measured" in gain
+    unmeasured = gains.with_gain(one, {"docs": records.record()}).gain
+    assert unmeasured.startswith(f"{technique} was not measured, pytest bench/")
 
 
 def test_nothing_found_is_one_line():
