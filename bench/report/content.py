@@ -31,7 +31,7 @@ from bench.record import (
     TechniqueNotes,
     Why,
 )
-from bench.report import graphs
+from bench.report import causes, graphs
 from bench.report.formatting import MISSING, compact, number, ratio, scaled
 from bench.report.names import parameters, rounded, title
 from bench.report.technique_tables import Table, of_figures, of_words, tables
@@ -80,7 +80,7 @@ class Report:
     measured: str
     answers: list[Answer]
     works: list[Work]
-    why: list[tuple[Why, Table]]
+    why: list[tuple[str, Why, Table]]  # of what work
     techniques: list[TechniquePart]
     legend: Facts
 
@@ -98,21 +98,13 @@ def build(record: Record) -> Report:
         measured=measured([record]),
         answers=answers(record, every),
         works=every,
-        why=[(one, _kinds_of(one)) for one in record.why],
+        why=[
+            (causes.heading(record, one), one, causes.table(record, one))
+            for one in causes.known(record)
+        ],
         techniques=[_technique(record, name) for name in techniques(record)],
         legend=_legend(record.effort),
     )
-
-
-def _kinds_of(why: Why) -> Table:
-    """What both spend on each kind of work."""
-    rows = [
-        [what, *(number(value * 1e3) for value in (a, b, a - b))]
-        for what, (a, b) in why.kinds.items()
-    ]
-    columns = of_words("kind of work") + of_figures(*(f"{n} [ms]" for n in (*why.names, "more")))
-    tested = [f"{one.kind}: {one.status}; {one.evidence}" for one in why.causes if one.evidence]
-    return Table(". ".join([f"{why.numerator}, {why.denominator}", *tested]), columns, rows)
 
 
 # The run and its machine -----------------------------------------------------------------------
@@ -135,9 +127,14 @@ def _blocks(record: Record) -> int:
 SMALL, LARGE = 1e6, 1e7  # parameters: a step is mostly overhead, mostly arithmetic
 
 
+def measured_on(runs: list[Record]) -> str:
+    """The classes of the machines of runs, in a sentence without its end."""
+    machines = dict.fromkeys(machine_class.words(run.environment) for run in runs)
+    return f"Measured on {' and on '.join(machines)}"
+
+
 def measured(runs: list[Record]) -> str:
     """What was measured, in a sentence: the classes of machines, and how large the models are."""
-    machines = dict.fromkeys(machine_class.words(run.environment) for run in runs)
     tasks_run = {case.task for run in runs for case in run.cases if case.status == "OK"}
     sizes = parameters(tasks_run)
     models = ""
@@ -146,7 +143,7 @@ def measured(runs: list[Record]) -> str:
         models = f"; models of {low} to {high} parameters" if low != high else f"; {low} parameters"
         if sizes[0] < SMALL and sizes[-1] >= LARGE:
             models += "; small models show overhead, large ones arithmetic: the tables show both"
-    return f"Measured on {' and on '.join(machines)}{models}."
+    return f"{measured_on(runs)}{models}."
 
 
 def _limits(environment: Environment) -> str:

@@ -27,8 +27,8 @@ import msgspec
 
 from bench.analysis.reading import load, results_file
 from bench.harness.plan import FRAMEWORKS
-from bench.record import Why, encode
-from bench.report import parsers
+from bench.record import Record, Why, encode
+from bench.report import causes, parsers
 from bench.report.files import write_reports
 from bench.report.replace import write_atomically
 from bench.why import of_record, pairs, two_machines
@@ -77,14 +77,15 @@ def _of_records(given: argparse.Namespace) -> dict | list[str]:
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             request = of_record.of_suite(folder)
-            record = of_record.with_causes(record, request, 60 * given.minutes)
-        write_atomically({file: encode(record).decode()})
+            for changed in of_record.with_causes(record, request, 60 * given.minutes):
+                record = changed
+                write_atomically({file: encode(record).decode()})
         write_reports(file)
     if given.json:
         return {"why": msgspec.to_builtins(record.why)}
     if not record.why:
         return ["The record has no causes: twinbench why RECORD --write measures them."]
-    return [line for one in record.why for line in of_why(one)]
+    return [line for one in causes.known(record) for line in of_why(record, one)]
 
 
 def _parsed(arguments: list[str] | None) -> tuple[argparse.Namespace, str]:
@@ -134,6 +135,7 @@ def text(difference: Difference, named: list[Cause]) -> list[str]:
         f"the difference lies in {low:.3f} to {high:.3f} ms (99%)",
         f"the profiler's cost, taken out: {a.profiler_cost:+.1%} and {b.profiler_cost:+.1%} of a "
         f"step; the parts are scaled by {a.scale:.2f} and {b.scale:.2f}",
+        _with_profilers(difference),
         "",
     ]
     lines += _table("kind of work", difference, difference.kinds)
@@ -142,10 +144,18 @@ def text(difference: Difference, named: list[Cause]) -> list[str]:
     return lines
 
 
-def of_why(one: Why) -> list[str]:
+def _with_profilers(difference: Difference) -> str:
+    """What the profiled steps differ by, which no scaling has touched."""
+    told = f"with the profilers on, the steps differ by {difference.profiled * 1e3:.3f} ms"
+    if difference.is_noise:
+        return told
+    return f"{told}: {difference.profiled / difference.seconds - 1:+.0%}"
+
+
+def of_why(record: Record, one: Why) -> list[str]:
     """The sentence and the table of what a record keeps."""
-    lines = [f"{one.numerator} and {one.denominator}: {one.sentence}."]
-    lines += [f"  {c.kind}: {c.status}; {c.evidence}" for c in one.causes if c.evidence]
+    lines = [f"{causes.heading(record, one)}: {one.sentence}."]
+    lines += [f"  {told}" for told in (causes.agreement(record, one), *causes.evidence(one))]
     lines.append(f"  {'kind of work':40}{_short(one.names[0])}{_short(one.names[1])}{'more':>11}")
     for what, (a, b) in one.kinds.items():
         lines.append(f"  {what:40}" + "".join(f"{s * 1e3:11.3f}" for s in (a, b, a - b)))
@@ -203,6 +213,7 @@ def as_json(difference: Difference, named: list[Cause]) -> dict:
     return {
         "sentence": sentence(difference, named),
         "seconds": difference.seconds,
+        "profiled": difference.profiled,
         "interval": difference.interval,
         "is_noise": difference.is_noise,
         "causes": [asdict(one) for one in named],

@@ -60,6 +60,11 @@ class Difference:
         return self.a.step - self.b.step
 
     @property
+    def profiled(self) -> float:
+        """What it takes more with both profilers on."""
+        return self.a.profiled - self.b.profiled
+
+    @property
     def is_noise(self) -> bool:
         """Whether equal programs may differ as much."""
         low, high = self.interval

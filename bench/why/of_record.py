@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from bench.analysis.machine_class import differences, same_class
@@ -66,8 +66,8 @@ def with_causes(
     request: Callable[[Case, str], Request],
     seconds: float,
     say: Callable[[str], None] = pairs.say,
-) -> Record:
-    """The record with the causes of as many of its headline pairs as fit into so many seconds.
+) -> Iterator[Record]:
+    """The record after each of its headline pairs whose causes fit into so many seconds.
 
     Those that it has stay. A pair whose difference now has another sign has none.
     """
@@ -93,7 +93,7 @@ def with_causes(
             say(f"left out: {why_not}")
             continue
         known[a.id, b.id] = of_difference(a.id, b.id, difference, causes)
-    return record.but(why=list(known.values()))
+        yield record.but(why=list(known.values()))
 
 
 def _names(a: Case, b: Case) -> tuple[str, str]:
@@ -152,7 +152,9 @@ def of_a_file(
     def request(case: Case, name: str) -> Request:
         return pairs.request(cases[case.id], name, data, case.batch_size)
 
-    return with_causes(record, request, seconds, say)
+    for changed in with_causes(record, request, seconds, say):
+        record = changed
+    return record
 
 
 def of_suite(folder: Path) -> Callable[[Case, str], Request]:

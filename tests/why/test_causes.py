@@ -12,10 +12,11 @@ from bench.analysis.questions import answers
 from bench.analysis.reading import load
 from bench.record import decode, encode
 from bench.report import advised, page, tables
+from bench.report import causes as causes_of_record
 from bench.why import experiments, libraries, of_record, two_machines
 from bench.why import measured as m
 from bench.why.causes import GUESS, TESTED, causes, sentence
-from bench.why.command import as_json, main, text
+from bench.why.command import as_json, main, of_why, text
 from bench.why.difference import common, compare, partners
 from bench.why.side import Request
 from bench.why.sweep import sweep, without_profiler
@@ -268,11 +269,33 @@ def test_causes_of_headline_pairs_stand_beside_their_ratios():
     why = of_record.of_difference(a.id, b.id, difference, causes(difference))
     kept = decode(encode(record.but(why=[why])))
     told = "slow takes 40 ms more than plain: 40 in products"
+    work = causes_of_record.heading(kept, kept.why[0])
     assert told in kept.why[0].sentence
     assert sum(x - y for x, y in kept.why[0].kinds.values()) == pytest.approx(kept.why[0].seconds)
     assert told in advised.table(answers(kept), kept.why).rows[0][-1]
-    assert told in tables.markdown(kept)
-    assert f"Why: {told}" in page.html(kept)
+    assert f"{work}: {told}" in tables.markdown(kept)
+    assert f"Why, {work}: {told}" in page.html(kept)
+
+
+@pytest.mark.parametrize(("factor", "words"), [(1.02, "within 5%"), (2.0, "50% away")])
+def test_the_sum_of_the_parts_is_tested_by_the_steps_of_the_run(factor, words):
+    record = records.whole_run()
+    a, b = of_record.headline(record)[0]
+    ours, theirs = a.timing.median_s, b.timing.median_s
+    one = of_record.of_difference(a.id, b.id, compare(side("one"), side("another")), [])
+    one = one.but(kinds={kinds.PRODUCTS: (ours, theirs)})
+    timing = a.timing.but(median_s=theirs + factor * (ours - theirs))
+    changed = [x.but(timing=timing) if x.id == a.id else x for x in record.cases]
+    assert words in causes_of_record.agreement(record.but(cases=changed), one)
+    assert words in "".join(of_why(record.but(cases=changed), one))
+
+
+def test_causes_of_a_pair_that_the_record_lacks_are_not_shown():
+    record = records.whole_run()
+    a, b = of_record.headline(record)[0]
+    one = of_record.of_difference("gone", b.id, compare(side("one"), side("another")), [])
+    assert causes_of_record.known(record.but(why=[one])) == []
+    assert causes_of_record.known(record.but(why=[one.but(numerator=a.id)]))
 
 
 def test_a_pair_whose_other_side_is_slower_now_has_no_cause(monkeypatch):
@@ -287,7 +310,7 @@ def test_a_pair_whose_other_side_is_slower_now_has_no_cause(monkeypatch):
 
     monkeypatch.setattr(of_record.pairs, "explained", measured)
     monkeypatch.setattr(of_record, "headline", lambda _: [(a, b)])
-    assert of_record.with_causes(record, lambda *_: None, 99, said.append).why == []
+    assert list(of_record.with_causes(record, lambda *_: None, 99, said.append)) == []
     assert said[-1].startswith("left out")
 
 
@@ -439,6 +462,7 @@ def test_tables_sum_to_the_step_and_json_has_all():
     lines = text(difference, causes(difference))
     rows = [line.split()[-3:] for line in lines if line.startswith("the step")]
     assert rows == [["60.000", "20.000", "40.000"]] * 2
+    assert "with the profilers on, the steps differ by 44.000 ms: +10%" in lines
     told = json.loads(json.dumps(as_json(difference, causes(difference))))
     assert told["causes"][0]["kind"] == kinds.PRODUCTS
     assert sum(one["a"] - one["b"] for one in told["layers"]) == pytest.approx(told["seconds"])
