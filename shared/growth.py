@@ -3,6 +3,9 @@
 A leak grows as long as the program runs: the resident memory of the second half of the rounds rises
 in a line, and still does in the last third. A cache grows and then stays, and is not given back.
 What grows in chunks is judged by its line, too, but not what grows once: no leak is a single step.
+
+A cache by shape grows as long as there are new shapes. So where memory grows and shapes vary, old
+batches are played again: a leak grows with them as before, such a cache does not.
 """
 
 from __future__ import annotations
@@ -11,14 +14,18 @@ import ctypes
 import gc
 import platform
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
 import psutil
 
+from shared.profiles import endless, in_order
+
 STEADY, CACHE, LEAK = "steady", "cache", "leak"
+FEWEST = 12  # rounds in which a line can be told from noise
+BY_SHAPE = "a cache by shape, such as oneDNN's, which ONEDNN_PRIMITIVE_CACHE_CAPACITY bounds"
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,8 @@ class Growth:
 
     `per_round`: bytes a round over the second half. `released`: bytes that the allocators gave
     back when asked to at the end. `growing`: types of Python objects that there were more of with
-    every round, and how many a round; what is kept outside of Python is not among them.
+    every round, and how many a round; what is kept outside of Python is not among them. `again`:
+    bytes a round with batches that were played before; None where it was not looked at.
     """
 
     sizes: tuple[int, ...]
@@ -35,6 +43,7 @@ class Growth:
     per_round: float
     released: int
     growing: tuple[tuple[str, float], ...]
+    again: float | None = None
 
     def __str__(self) -> str:
         """One line."""
@@ -42,6 +51,9 @@ class Growth:
         said = f"{self.verdict}: {grown:+.1f} MB in {len(self.sizes)} rounds"
         if self.verdict == LEAK:
             said += f", {self.per_round / 1e6:.2f} MB with every round"
+        if self.again is not None:
+            said += f", {self.again / 1e6:.2f} MB a round where old batches come again"
+            said += f" ({BY_SHAPE})" if self.verdict == CACHE else ""
         if self.verdict != STEADY and self.growing:
             kinds = ", ".join(f"{number:.1f} {name}" for name, number in self.growing[:3])
             said += f"; objects more a round: {kinds}"
@@ -49,28 +61,45 @@ class Growth:
 
 
 def watch(
-    work: Callable,
+    step: Callable,
+    batches: Iterable,
     *,
     rounds: int,
+    steps: int,
     warmup: int,
     least: float,
+    synchronize: Callable = lambda: None,
     device: Callable | None = None,
     release: Callable = lambda: None,
 ) -> Growth:
-    """Do `work()` round by round and judge the memory. least: megabytes a round that are a leak.
+    """Take `rounds` rounds of `steps` steps and judge the memory after each.
 
-    device: tells the bytes that are allocated on a device, which then count in place of those of
-    the process. release: gives back what the framework keeps.
-    Raises ValueError for fewer than 12 rounds, in which no line can be told from noise.
+    least: megabytes a round that are a leak. device: tells the bytes that are allocated on a
+    device, which then count in place of those of the process. release: gives back what the
+    framework keeps. Raises ValueError for fewer than 12 rounds, for no batches, and other settings
+    out of range.
     """
-    if rounds < 12 or warmup < 1 or least <= 0:
+    if steps < 1:
+        raise ValueError(f"growth needs 1 step a round, not {steps}")
+    if rounds < FEWEST or warmup < 1 or least <= 0:
         raise ValueError(
-            "growth needs 12 rounds, a round of warm-up, and least above 0, "
+            f"growth needs {FEWEST} rounds, a round of warm-up, and least above 0, "
             f"not {rounds}, {warmup}, {least}"
         )
-    size = device or _resident
+    stream, size, shapes = endless(batches), device or _resident, set()
+
+    def draw() -> list:
+        return [next(stream) for _ in range(steps)]
+
+    def play(drawn: list) -> int:
+        for batch in drawn:
+            step(*in_order(batch))
+        synchronize()
+        gc.collect()
+        return size()
+
     for _ in range(warmup):
-        work()
+        play(draw())
     sizes, objects = [], []
     gc.collect()
     release()
@@ -78,11 +107,18 @@ def watch(
     gc.freeze()  # what there is already is neither looked through nor counted in each round
     try:
         for number in range(rounds):
-            work()
-            gc.collect()
-            sizes.append(size())
+            drawn = draw()
+            shapes.update(map(_shapes, drawn))
+            sizes.append(play(drawn))
             if number in (rounds // 2, rounds - 1):
                 objects.append(Counter(map(_name, gc.get_objects())))
+        verdict, slope = judge(sizes, least=least)
+        again = None
+        grows = verdict != STEADY or slope >= least * 0.5e6
+        if grows and len(shapes) > 1:
+            again = _again(draw, play)
+        if again is not None and again < slope / 2:
+            verdict = CACHE
     finally:
         gc.unfreeze()
     full = _resident()
@@ -90,10 +126,31 @@ def watch(
     release()
     _trim()
     released = max(0, full - _resident())
-    found, slope = judge(sizes, least=least)
-    return Growth(
-        tuple(sizes), found, slope, released, _growing(*objects, rounds - 1 - rounds // 2)
-    )
+    growing = _growing(*objects, rounds - 1 - rounds // 2)
+    return Growth(tuple(sizes), verdict, slope, released, growing, again)
+
+
+def _again(draw: Callable, play: Callable) -> float | None:
+    """Bytes a round with old batches: some are played once, then twice more, and these count.
+
+    None where there are no more batches.
+    """
+    try:
+        old = [draw() for _ in range(FEWEST)]
+    except ValueError:  # an iterator that ended
+        return None
+    for drawn in old:
+        play(drawn)
+    return max(0.0, _slope([play(drawn) for drawn in [*old, *old]]))
+
+
+def _shapes(batch) -> tuple:
+    """The lengths of all arrays of a batch."""
+    if isinstance(batch, Mapping):
+        batch = tuple(batch.values())
+    if isinstance(batch, tuple | list):
+        return tuple(map(_shapes, batch))
+    return tuple(getattr(batch, "shape", ()))
 
 
 def _resident() -> int:

@@ -18,9 +18,10 @@ Where the frameworks differ and why:
 
 When it helps and when it hurts: it finds a leak of a megabyte a round in 50 rounds, long before the
 machine is full. A round has to be long enough for its leak to show above a page or two, so let a
-round have many steps where the leak is small. What fills for more rounds than are watched (a cache
-of shapes, say) looks like a leak: watch more rounds. Counting all objects takes some milliseconds
-a round.
+round have many steps where the leak is small. Where memory grows and batches have several shapes,
+12 rounds of batches are played three times: what grows with new shapes only is a cache. Any other
+cache that fills for more rounds than are watched looks like a leak: watch more rounds. Counting all
+objects takes some milliseconds a round.
 
 Run it alone: `python -m pt_impl.diagnosis.memory_growth` watches a step that leaks and one that
 does not.
@@ -33,7 +34,6 @@ from collections.abc import Callable, Iterable
 import torch
 
 from shared.growth import Growth, watch
-from shared.profiles import endless, in_order
 
 
 def watch_memory(
@@ -51,19 +51,18 @@ def watch_memory(
     pools and optimizers take what they keep. least: megabytes a round that are a leak.
     Raises ValueError for no batches and settings out of range.
     """
-    if steps < 1:
-        raise ValueError(f"growth needs 1 step a round, not {steps}")
-    batches = endless(batches)
-
-    def work() -> None:
-        for _ in range(steps):
-            step(*in_order(next(batches)))
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-
     device = torch.cuda.memory_allocated if torch.cuda.is_available() else None
-    release = torch.cuda.empty_cache
-    return watch(work, rounds=rounds, warmup=warmup, least=least, device=device, release=release)
+    return watch(
+        step,
+        batches,
+        rounds=rounds,
+        steps=steps,
+        warmup=warmup,
+        least=least,
+        synchronize=torch.cuda.synchronize if device else lambda: None,
+        device=device,
+        release=torch.cuda.empty_cache,
+    )
 
 
 def main() -> None:

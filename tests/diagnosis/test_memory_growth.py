@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shared.growth import judge
+from shared.growth import CACHE, LEAK, judge
 
 FRAMEWORKS = ("pt", "tf")
 MODELS = "steps"
@@ -67,6 +67,24 @@ def test_what_was_planted_is_found(models):
     assert dict(growth.growing)[f"{Chunk.__module__}.Chunk"] == 1.0
     assert str(growth).startswith("leak: +")
     assert "MB with every round; objects more a round: " in str(growth)
+
+
+def test_a_cache_by_shape_is_no_leak(models):
+    """One that fills for as long as there are new shapes, and a leak at the same batches."""
+    batches, cache, kept = [(np.ones(n, np.float32),) for n in range(1, 101)], {}, []
+
+    def fill(x):
+        if len(x) not in cache:
+            cache[len(x)] = np.ones(2**20, np.uint8)
+
+    def leak(x):
+        kept.append(np.ones(2**20, np.uint8))
+
+    filled, leaking = (models.memory_growth.watch_memory(s, batches) for s in (fill, leak))
+    assert (filled.verdict, leaking.verdict) == (CACHE, LEAK)
+    assert filled.per_round == pytest.approx(2**20, rel=0.3)
+    assert filled.again < 0.1 * MB < 0.7 * MB < leaking.again
+    assert "where old batches come again (a cache by shape" in str(filled)
 
 
 def test_the_frameworks_own_leak_is_found(models):

@@ -17,9 +17,10 @@ Where the frameworks differ and why:
 
 When it helps and when it hurts: it finds a leak of a megabyte a round in 50 rounds, long before the
 machine is full. A round has to be long enough for its leak to show above a page or two, so let a
-round have many steps where the leak is small. What fills for more rounds than are watched (a cache
-of shapes, say) looks like a leak: watch more rounds. Counting all objects takes some milliseconds
-a round.
+round have many steps where the leak is small. Where memory grows and batches have several shapes,
+12 rounds of batches are played three times: what grows with new shapes only is a cache. Any other
+cache that fills for more rounds than are watched looks like a leak: watch more rounds. Counting all
+objects takes some milliseconds a round.
 
 Run it alone: `python -m tf_impl.diagnosis.memory_growth` watches a step that leaks and one that
 does not.
@@ -32,7 +33,6 @@ from collections.abc import Callable, Iterable
 import tensorflow as tf
 
 from shared.growth import Growth, watch
-from shared.profiles import endless, in_order
 
 
 def watch_memory(
@@ -50,22 +50,21 @@ def watch_memory(
     pools and optimizers take what they keep. least: megabytes a round that are a leak.
     Raises ValueError for no batches and settings out of range.
     """
-    if steps < 1:
-        raise ValueError(f"growth needs 1 step a round, not {steps}")
-    batches = endless(batches)
     on_gpu = bool(tf.config.list_physical_devices("GPU"))
-
-    def work() -> None:
-        for _ in range(steps):
-            step(*in_order(next(batches)))
-        if on_gpu:
-            tf.test.experimental.sync_devices()
 
     def allocated() -> int:
         return tf.config.experimental.get_memory_info("GPU:0")["current"]
 
-    device = allocated if on_gpu else None
-    return watch(work, rounds=rounds, warmup=warmup, least=least, device=device)
+    return watch(
+        step,
+        batches,
+        rounds=rounds,
+        steps=steps,
+        warmup=warmup,
+        least=least,
+        synchronize=tf.test.experimental.sync_devices if on_gpu else lambda: None,
+        device=allocated if on_gpu else None,
+    )
 
 
 def main() -> None:
