@@ -29,7 +29,7 @@ from bench.report.advised import gained
 from bench.report.answer import accuracy_of
 from bench.report.content import measured
 from bench.report.formatting import number
-from bench.report.names import name_of, sizes
+from bench.report.names import called, name_of, sizes
 from bench.report.tables import escape, markdown_table
 from bench.report.technique_tables import Table, of_words, tables
 from shared.specs import TASKS, parameter_count, train_step_flops
@@ -44,7 +44,11 @@ SECTIONS = (
     "What it changes",
     "Its twin",
     "Run it alone",
+    "Copy with it",
 )
+# Those of the part on copying, and that which the page replaces by links.
+COPYING = ("Its twin", "Run it alone", "Copy with it")
+MOST_ROWS = 7  # that the index names
 FLAVOURS = {"keras3": "Keras 3", "tf_keras": "tf_keras"}
 
 
@@ -121,8 +125,9 @@ def _values(technique: Technique) -> dict:
         "technique": technique,
         "sides": sides,
         "summary": sides[0].summary,
-        "sections": [_section(title, sides) for title in SECTIONS if title != "Its twin"],
+        "sections": [_section(title, sides) for title in SECTIONS if title not in COPYING],
         "functions": _functions(sides),
+        "rows": _rows(technique),
         "variants": _variants(technique),
         "workloads": [_workload(workload) for workload in technique.workloads],
     }
@@ -190,14 +195,14 @@ def _gained(rows: list[Row]) -> str:
         kept = "" if best.accuracy.kept else f", {accuracy_of(best.accuracy)}"
         gain = gained(best.ratios[goal.figure], goal)
         gains.append(f"{name_of(best.case, short=True)}: {gain}{kept}")
-    return "; ".join(gains) or ("nothing shown" if rows else "not measured")
+    return "; ".join(gains) or ("no gain shown" if rows else "not measured")
 
 
 def _tasks() -> list[dict]:
     """A row for each task: its model, how many parameters, and how much work a step is."""
     return [
         {
-            "name": task.name,
+            "name": f"{task.name} ({called(task.name)})",
             "model": MODELS[task.model.family] if getattr(task.model, "causal", True) else BERT,
             "data": f"{task.dataset.name}, {task.dataset.train_size:,} for training",
             "parameters": f"{parameter_count(task.model):,}",
@@ -377,6 +382,14 @@ def _paragraphs(node: ast.FunctionDef) -> tuple[str, str]:
 # What is measured ---------------------------------------------------------------------------------
 
 
+def _rows(technique: Technique) -> list[str]:
+    """Its rows in plain words, without baselines: what people look a technique up by."""
+    shown = [v for v in technique.variants if v.role == "variant" and v.effort != "full"]
+    names = list(dict.fromkeys(v.title or v.name.replace("_", " ") for v in shown))
+    more = [f"{len(names) - MOST_ROWS} more"] if len(names) > MOST_ROWS else []
+    return names[:MOST_ROWS] + more
+
+
 def _variants(technique: Technique) -> list[dict]:
     """A row for each variant; what differs between the frameworks makes two rows."""
     rows: dict[tuple, dict] = {}
@@ -384,6 +397,7 @@ def _variants(technique: Technique) -> list[dict]:
         row = {
             "name": variant.name,
             "role": variant.role,
+            "against": variant.against,
             "settings": ", ".join(f"{name}={value!r}" for name, value in variant.settings.items()),
             "allocator": variant.allocator,
             "effort": variant.effort,

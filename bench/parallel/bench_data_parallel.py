@@ -38,7 +38,7 @@ def _row(name: str, title: str, effort: str, **given) -> Variant:
 TECHNIQUE = Technique(
     family="parallel",
     name="data_parallel",
-    title="Data parallelism: one and two replicas on one machine",
+    title="Data parallelism (DDP, FSDP): one and two replicas on one machine",
     remedies=("communication",),
     variants=(
         _row("one_replica", "one process", "default", role="baseline"),

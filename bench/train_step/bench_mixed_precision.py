@@ -11,7 +11,7 @@ BF16_LOSSES = 0.05
 TECHNIQUE = Technique(
     family="train_step",
     name="mixed_precision",
-    title="Mixed precision training",
+    title="Mixed precision training (AMP)",
     composed_of=("deployment.reduced_precision",),
     remedies=("arithmetic", "memory bandwidth", "memory size"),
     user_model=UserModel(TRAIN_STEP, ("fp32", "bf16"), learns=True),

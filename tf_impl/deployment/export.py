@@ -1,7 +1,7 @@
 """Export: the model as a file that a runtime without TensorFlow loads and runs.
 
-    path = export_onnx(model, example_inputs, "model.onnx")
-    predict = shared.runtimes.load_onnx(path, threads=1)
+    path = export_litert(model, example_inputs, "model.tflite")  # export_onnx, export_openvino
+    predict = shared.runtimes.load_litert(path, threads=1)
     logits = predict(array)  # any number of samples
 
 What it changes: who runs the model. Its operators and weights are written to a file, which ONNX
@@ -15,8 +15,8 @@ Where the frameworks differ and why:
   writes an operator that ONNX lacks into the file all the same: ONNX's checker finds it.
 - Images go in as in the framework: NHWC here, NCHW there. ONNX's operators know NCHW alone, so that
   files from here begin with a transposition; LiteRT's know NHWC alone.
-- int8 in ONNX comes from ONNX Runtime's tool on both sides; OpenVINO takes that file. LiteRT is
-  TensorFlow's own small runtime, with a converter of its own.
+- int8 in ONNX comes from ONNX Runtime's tool on both sides; OpenVINO takes that file.
+- LiteRT (TFLite) is TensorFlow's small runtime, and TensorFlow brings its converter.
 - Keras 3's own `export(format="onnx")` calls tf2onnx too, but opens the batch and no other size.
 
 When it helps and when it hurts: it helps a program that only predicts, which starts at once and
