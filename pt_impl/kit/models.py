@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from pt_impl.kit import runtime
+from shared import keras_models
 from shared.specs import (
     EXPANSION,
     BottleneckSpec,
@@ -344,6 +345,9 @@ def import_weights(model: nn.Module, weights: dict[str, np.ndarray]) -> None:
     Raises ValueError, before anything is changed, where a name is missing or unknown or a shape
     differs.
     """
+    if keras_models.is_keras(model):  # on PyTorch
+        keras_models.import_weights(model, weights)
+        return
     tensors = _named_tensors(model)
     if problem := _mismatch(tensors, weights):
         raise ValueError(f"the weights do not fit the model: {problem}")
@@ -367,6 +371,8 @@ def _mismatch(tensors: dict[str, Tensor], weights: dict[str, np.ndarray]) -> str
 
 def export_weights(model: nn.Module) -> dict[str, np.ndarray]:
     """Canonical float32 copies of all parameters and running statistics."""
+    if keras_models.is_keras(model):
+        return keras_models.export_weights(model)
     return {
         name: to_canonical(name, tensor.detach().float().cpu().numpy()).copy()
         for name, tensor in _named_tensors(model).items()

@@ -1,8 +1,9 @@
 """The model families of the suite as functional Keras models, and their weights in and out.
 
 What it holds: a model from a `shared.specs` spec, NHWC, in either Keras flavour: `tf.keras` is
-Keras 3, or tf_keras where TF_USE_LEGACY_KERAS=1 was set before the import. Layers carry the
-canonical names, and Keras stores weights in the canonical layout, so nothing has to be mapped.
+Keras 3, or tf_keras where TF_USE_LEGACY_KERAS=1 was set before the import. Those of images are in
+`shared/keras_models.py`, for any backend of Keras. Layers carry the canonical names, and Keras
+stores weights in the canonical layout, so nothing has to be mapped.
 Twin: `pt_impl/kit/models.py`.
 Where the frameworks differ: Keras calls the complement of `bn_momentum` "momentum". Keras 3 feeds
 BatchNorm's running variance with the biased variance of a batch (the sum over n values divided by
@@ -14,20 +15,9 @@ where a small batch meets a small map.
 import numpy as np
 import tensorflow as tf
 
-from shared.specs import (
-    EXPANSION,
-    BottleneckSpec,
-    CNNSpec,
-    DetectorSpec,
-    GPTSpec,
-    ModelSpec,
-    ResNetSpec,
-    residual_blocks,
-)
+from shared import keras_models
+from shared.specs import GPTSpec, ModelSpec
 from tf_impl.kit import runtime
-
-# Keras's name of a weight -> the canonical one, where they differ.
-_CANONICAL = {"embeddings": "embedding", "moving_mean": "mean", "moving_variance": "variance"}
 
 
 class Tokens(tf.keras.layers.Embedding):
@@ -123,9 +113,8 @@ def build(spec: ModelSpec, weights: dict[str, np.ndarray] | None = None) -> tf.k
     of the first level row by row, then those of the next; logits of the classes, then the
     four numbers of a box. Raises ValueError where `weights` do not fit.
     """
-    makers = {CNNSpec: _cnn, ResNetSpec: _resnet, BottleneckSpec: _bottleneck_resnet, GPTSpec: _gpt}
     with tf.device(runtime.device()):
-        model = (makers | {DetectorSpec: _detector})[type(spec)](spec)
+        model = _gpt(spec) if isinstance(spec, GPTSpec) else keras_models.build(tf.keras, spec)
     if weights is not None:
         import_weights(model, weights)
     return model
@@ -135,119 +124,6 @@ def split_head(model: tf.keras.Model) -> tuple[tf.keras.Model, tf.keras.layers.L
     """The model's features and its head, x -> features -> logits; both share its weights."""
     head = model.get_layer("head")
     return tf.keras.Model(model.input, head.input), head
-
-
-def _convolution(x, spec, name, filters, *, stride=1, kernel=3, relu=True, batch_norm=True):
-    """Convolution, BatchNorm or a bias, and (if `relu`) ReLU.
-
-    Half of the kernel is padded on each side.
-    """
-    layers = tf.keras.layers
-    padding = "same"
-    if stride > 1:
-        padding = "valid"
-        if kernel > 1:
-            # SAME would pad an even image less at the top and left. The last row and column of the
-            # padding are never read there, so leave them out.
-            half = kernel // 2
-            edges = [(half, half - 1 + size % 2) for size in x.shape[1:3]]
-            x = layers.ZeroPadding2D(edges, name=f"{name}.pad")(x)
-    convolution = layers.Conv2D(
-        filters, kernel, strides=stride, padding=padding, use_bias=not batch_norm, name=name
-    )
-    x = convolution(x)
-    if batch_norm:
-        norm = layers.BatchNormalization(
-            momentum=1 - spec.bn_momentum, epsilon=spec.bn_eps, name=f"{name}.bn"
-        )
-        x = norm(x)
-    return layers.ReLU(name=f"{name}.relu")(x) if relu else x
-
-
-def _classifier(inputs, x, spec):
-    """Average over the pixels, then a dense head."""
-    x = tf.keras.layers.GlobalAveragePooling2D(name="pool")(x)
-    return tf.keras.Model(inputs, tf.keras.layers.Dense(spec.num_classes, name="head")(x))
-
-
-def _cnn(spec):
-    x = inputs = tf.keras.Input(spec.input_shape, name="images")
-    for index, (filters, stride) in enumerate(spec.convolutions):
-        settings = {"stride": stride, "batch_norm": spec.batch_norm}
-        x = _convolution(x, spec, f"conv{index}", filters, **settings)
-    return _classifier(inputs, x, spec)
-
-
-def _detector(spec):
-    """Each level through the shared head, then side by side."""
-    layers, answers = tf.keras.layers, spec.num_classes + 4
-    head = layers.Conv2D(answers, 3, padding="same", name="head")
-    x = inputs = tf.keras.Input(spec.input_shape, name="images")
-    found = []
-    for index, (filters, stride) in enumerate(spec.convolutions):
-        x = _convolution(x, spec, f"conv{index}", filters, stride=stride)
-        if index in spec.levels:
-            places = layers.Reshape((x.shape[1] * x.shape[2], answers), name=f"level{len(found)}")
-            found.append(places(head(x)))
-    return tf.keras.Model(inputs, layers.Concatenate(axis=1, name="levels")(found))
-
-
-def _resnet(spec):
-    inputs = tf.keras.Input(spec.input_shape, name="images")
-    x = (
-        _large_stem(inputs, spec)
-        if spec.large_stem
-        else _convolution(inputs, spec, "stem", spec.widths[0])
-    )
-    for stage, width in enumerate(spec.widths):
-        for block in range(spec.blocks_per_stage):
-            stride = 2 if stage > 0 and block == 0 else 1
-            x = _residual(x, spec, f"stage{stage}.block{block}", width, stride)
-    return _classifier(inputs, x, spec)
-
-
-def _large_stem(inputs, spec):
-    """A 7x7 convolution and a 3x3 maximum, each of stride 2."""
-    layers = tf.keras.layers
-    x = _convolution(inputs, spec, "stem", spec.widths[0], stride=2, kernel=7)
-    # After a ReLU zeros are no more than any value, as PyTorch's padding of minus infinity.
-    x = layers.ZeroPadding2D([(1, size % 2) for size in x.shape[1:3]], name="maximum.pad")(x)
-    return layers.MaxPooling2D(3, strides=2, name="maximum")(x)
-
-
-def _residual(x, spec, name, width, stride):
-    """Two convolutions beside a shortcut, which is a 1x1 projection where the width changes."""
-    shortcut = x
-    if x.shape[-1] != width:
-        shortcut = _convolution(
-            x, spec, f"{name}.shortcut", width, stride=stride, kernel=1, relu=False
-        )
-    x = _convolution(x, spec, f"{name}.conv0", width, stride=stride)
-    x = _convolution(x, spec, f"{name}.conv1", width, relu=False)
-    x = tf.keras.layers.Add(name=f"{name}.add")([x, shortcut])
-    return tf.keras.layers.ReLU(name=f"{name}.relu")(x)
-
-
-def _bottleneck_resnet(spec):
-    inputs = tf.keras.Input(spec.input_shape, name="images")
-    x = _large_stem(inputs, spec)
-    for name, _, width, stride in residual_blocks(spec):
-        x = _bottleneck(x, spec, name, width, stride)
-    return _classifier(inputs, x, spec)
-
-
-def _bottleneck(x, spec, name, width, stride):
-    """1x1, 3x3 (with the stride) and 1x1 convolutions beside a shortcut."""
-    shortcut, outputs = x, EXPANSION * width
-    if x.shape[-1] != outputs:
-        shortcut = _convolution(
-            x, spec, f"{name}.shortcut", outputs, stride=stride, kernel=1, relu=False
-        )
-    x = _convolution(x, spec, f"{name}.conv0", width, kernel=1)
-    x = _convolution(x, spec, f"{name}.conv1", width, stride=stride)
-    x = _convolution(x, spec, f"{name}.conv2", outputs, kernel=1, relu=False)
-    x = tf.keras.layers.Add(name=f"{name}.add")([x, shortcut])
-    return tf.keras.layers.ReLU(name=f"{name}.relu")(x)
 
 
 def _gpt(spec):
@@ -290,22 +166,10 @@ def _gelu(x):
     return tf.nn.gelu(x, approximate=True)
 
 
-def _named_variables(model):
-    """Canonical name -> variable, trained or not."""
-    found = {}
-    for layer in model.layers:
-        for variable in layer.weights:
-            kind = variable.name.split("/")[-1].split(":")[0]
-            if kind.startswith("lora_"):
-                continue  # adapters: they are of no model of the suite, and end in the kernel
-            found[f"{layer.name}.{_CANONICAL.get(kind, kind)}"] = variable
-    return found
-
-
 def named_parameters(model: tf.keras.Model) -> dict[str, tf.Variable]:
     """Canonical name -> trainable variable, in the order of the layers."""
     trainable = {id(variable) for variable in model.trainable_variables}
-    named = _named_variables(model)
+    named = keras_models.named_variables(model)
     return {name: variable for name, variable in named.items() if id(variable) in trainable}
 
 
@@ -320,30 +184,12 @@ def import_weights(model: tf.keras.Model, weights: dict[str, np.ndarray]) -> Non
     Raises ValueError, before anything is changed, where a name is missing or unknown or a shape
     differs.
     """
-    variables = _named_variables(model)
-    if problem := _mismatch(variables, weights):
-        raise ValueError(f"the weights do not fit the model: {problem}")
-    for name, variable in variables.items():
-        variable.assign(weights[name])
-
-
-def _mismatch(variables, weights) -> str | None:
-    """Say what keeps `weights` from fitting, or None."""
-    if missing := sorted(variables.keys() - weights.keys()):
-        return f"missing {', '.join(missing)}"
-    if unknown := sorted(weights.keys() - variables.keys()):
-        return f"unknown {', '.join(unknown)}"
-    for name, variable in variables.items():
-        wanted = tuple(variable.shape)
-        if weights[name].shape != wanted:
-            return f"{name} has shape {weights[name].shape}, not {wanted}"
-    return None
+    keras_models.import_weights(model, weights)
 
 
 def export_weights(model: tf.keras.Model) -> dict[str, np.ndarray]:
     """Canonical name -> float32 array of every parameter and running statistic, copied."""
-    variables = _named_variables(model)
-    return {name: np.array(variable, dtype=np.float32) for name, variable in variables.items()}
+    return keras_models.export_weights(model)
 
 
 def parameter_count(model: tf.keras.Model) -> int:

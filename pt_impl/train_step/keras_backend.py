@@ -1,0 +1,115 @@
+"""Keras 3 on PyTorch: the same Keras model, trained and asked by Keras itself on either backend.
+
+    os.environ["KERAS_BACKEND"] = "torch"  # before `import keras`
+    compile_keras(model, optimizer, loss_fn)
+    step, predict = make_train_step(model), make_predict(model)  # or model.fit, model.predict
+
+What it changes: who trains. The model, its optimizer, its loss and the loop are Keras's, and the
+backend computes. Weights go from one backend to the other by `get_weights` and `set_weights`, or by
+one file of `save_weights`, with nothing to transpose.
+
+Its twin: `tf_impl/train_step/keras_backend.py`, whose text is the same but for the backend.
+
+Where the frameworks differ and why:
+- Keras runs a step eagerly on PyTorch, and as a graph (`tf.function`) on TensorFlow. On a GPU it
+  has TensorFlow compile that with XLA unless told not to; it never compiles on PyTorch unless told.
+- `compiled=True` is `torch.compile` of Keras's step here, with graph breaks at `loss.backward()`
+  and wherever Keras's own code can't be traced; XLA makes one program of the step there.
+- Keras keeps images and kernels in TensorFlow's layout on either backend. On PyTorch each
+  convolution sees a transposed view of its input and of its kernel.
+- BatchNorm in training is mean, variance and elementwise operators of Keras on PyTorch, where
+  `nn.BatchNorm2d` is one kernel.
+- A Keras model on PyTorch is an `nn.Module`, but its mode is the argument `training` of the call:
+  `model.eval()` does not change what its layers do.
+
+When it helps and when it hurts: it helps where one source has to run in both frameworks, or a Keras
+model in a program of PyTorch. It costs Keras's own Python for each layer and each step, which
+small models feel and large ones do not, and the kernels that Keras does not call.
+
+Run it alone: `python -m pt_impl.train_step.keras_backend` compares the native step with Keras's.
+
+Copy with it: `pt_impl/kit/checks/keras_backend.py`.
+"""
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+
+from pt_impl.kit.checks.keras_backend import check_compiled, check_keras_backend
+
+os.environ["KERAS_BACKEND"] = "torch"  # before Keras is imported
+
+import keras
+
+
+def compile_keras(
+    model: keras.Model,
+    optimizer: keras.Optimizer,
+    loss_fn: keras.losses.Loss,
+    *,
+    compiled: bool = False,
+) -> keras.Model:
+    """Give Keras the optimizer and the loss; return the model, changed.
+
+    Args:
+        model: a Keras 3 model on this backend.
+        optimizer, loss_fn: Keras's; the loss may be a function (y, output), too.
+        compiled: with `torch.compile`. Else as Keras does it by default, eagerly.
+
+    Raises:
+        ValueError: it is no Keras model, or one on another backend.
+        NotImplementedError: a layer of it can't be compiled.
+    """
+    check_keras_backend(model)
+    model.compile(optimizer=optimizer, loss=loss_fn, jit_compile=compiled or "auto")
+    if compiled:
+        check_compiled(model)
+    return model
+
+
+def make_train_step(model: keras.Model) -> Callable:
+    """Make step(x, y) -> loss by `train_on_batch`: one update; the loss is read on the host.
+
+    x: what the model takes; y: what its loss takes. Source: keras.io, "Model training APIs".
+    """
+
+    def step(x, y):
+        return np.float64(model.train_on_batch(x, y))
+
+    return step
+
+
+def make_predict(model: keras.Model) -> Callable:
+    """Make predict(x) -> NumPy array by `predict_on_batch`: one batch in evaluation mode.
+
+    `predict` is for many batches: it makes an iterator and calls callbacks.
+    """
+
+    def predict(x):
+        return model.predict_on_batch(x)
+
+    return predict
+
+
+def main() -> None:
+    """Print the native step and Keras's on the digits CNN."""
+    from pt_impl.kit import keras_models, training
+    from pt_impl.kit.demo import Demo
+    from shared.weights import init_weights
+
+    demo = Demo("digits-cnn", batch_size=32)
+    model, optimizer, loss_fn = demo.build()
+    steps = {"native": training.make_train_step(model, optimizer, loss_fn)}
+    spec, recipe = demo.task.model, demo.task.recipe
+    model = keras_models.build(spec, init_weights(spec, seed=0))
+    optimizer = keras_models.make_optimizer(model, recipe)
+    compile_keras(model, optimizer, keras_models.cross_entropy())
+    keras_step = make_train_step(model)
+    steps["keras"] = lambda x, y: keras_step(keras_models.images(x), y)
+    for name, ms in demo.times(steps, rounds=10).items():
+        print(f"{name:10}{ms:8.2f} ms a step")
+
+
+if __name__ == "__main__":
+    main()
