@@ -21,10 +21,10 @@ COMMANDS = {
     "compare": ("bench.compare", "what changed between two runs"),
     "machines": ("bench.machines", "records of several machines, and what holds on all"),
     "report": ("bench.report.command", "make the reports of a run again, or print its tables"),
-    "validate": ("bench.validation.command", "attack the harness: pairs whose answer is known"),
+    "validate": ("bench.validation.command", "test the measurements by pairs with known answers"),
     "shards": ("shared.conversion", "convert a folder of images to tar, TFRecord or arrays"),
-    "network": ("bench.network.command", "several hosts on this machine; what many would take"),
-    "ladder": ("bench.ladders.command", "climb a whole training, one technique more a rung"),
+    "network": ("bench.network.command", "several hosts on this machine, and the time of many"),
+    "ladder": ("bench.ladders.command", "a whole training, with one more technique at a time"),
     "docs": ("bench.docs.command", "make the pages of docs/techniques again"),
     "teacher": ("bench.teacher", "train the teacher of the distillation benchmarks again"),
 }

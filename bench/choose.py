@@ -3,11 +3,11 @@
     twinbench choose results/latest [--goal train-speed] [--task T] [--steps N] [--all]
         [--max-accuracy-drop P] [--memory-budget SIZE]
 
-Without --goal the main figure of each piece of work decides. Named is what was shown to gain over
-its own baseline and keeps accuracy: the same work, or a difference that is no worse than the task's
-margin by the bound of its interval. --max-accuracy-drop takes the margin's place. Where nothing
-gains it is the plain code. Figures are those of the row itself; brackets hold 95% intervals. With
---all each row is named, and what is left out with its reason.
+Without --goal the main figure of each piece of work decides. A row is named where the run showed
+that it gains over plain code of its framework and keeps accuracy: it does the same work, or the
+bound of its interval is no worse than the task's margin, or than --max-accuracy-drop. Where nothing
+gains, the plain code is named. Figures are those of the row itself; brackets hold 95% intervals.
+--all names every row, and what is left out with its reason.
 """
 
 from __future__ import annotations

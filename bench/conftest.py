@@ -110,9 +110,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """The options of the README."""
     group = parser.getgroup("twinbench", "the same technique in PyTorch and TensorFlow")
     group.addoption("--effort", metavar="|".join(EFFORTS), help="how much (default: default)")
-    group.addoption("--blocks", metavar="N", help="exactly so many blocks, without looks at them")
+    group.addoption("--blocks", metavar="N", help="exactly N blocks, though fewer may decide")
     group.addoption("--plan", action="store_true", help="show the plan; measure nothing")
-    group.addoption("--minutes", metavar="N", help="end after so many, with what is measured then")
+    group.addoption("--minutes", metavar="N", help="end after N minutes, with what is measured")
     group.addoption(
         "--memory-budget",
         metavar="SIZE",
@@ -124,10 +124,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         nargs="?",
         const="",
         metavar="FOLDER",
-        help="take up an interrupted run (default: results/latest)",
+        help="go on with an interrupted run (default: results/latest)",
     )
-    group.addoption("--model", metavar="FILE", help="a file of yours instead of the tasks")
-    group.addoption("--why", action="store_true", help="of a file: then, why the best row differs")
+    group.addoption("--model", metavar="FILE", help="your own model's file instead of the tasks")
+    group.addoption("--why", action="store_true", help="with --model: also where gains come from")
     group.addoption("--technique", metavar="A,B", help="only these techniques")
     group.addoption("--task", metavar="A,B", help="only these tasks")
     group.addoption("--variant", metavar="A,B", help="only these variants (and their baselines)")

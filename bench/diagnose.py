@@ -6,7 +6,7 @@
 A task of this suite is diagnosed in both frameworks. A file has a function `make()` that returns
 `(step, batches)`: `step(*batch)` trains, `batches` is any iterable of tuples (what is no tuple,
 such as a dict, is handed to the step whole); which framework it is for is seen by its imports. The
-step is profiled in a process of its own. Gains are those of a record: `--record`, or results/latest
+step is profiled in a new process. Gains are those of a record: `--record`, or results/latest
 where it has intervals, or the published one.
 """
 

@@ -30,13 +30,13 @@ EXAMPLE = Path(__file__).with_name("example_model.txt")
 MINUTES = "12"
 # Options of the run that are handed on; what is not among them is handed on, too, and comes last.
 OPTIONS = {
-    "--framework": ("pt|tf", "this framework alone"),
-    "--technique": ("A,B", "these techniques alone"),
+    "--framework": ("pt|tf", "only this framework"),
+    "--technique": ("A,B", "only these techniques"),
     "--effort": (
         "quick|default|ordinary",
         "one block; what is usual; int8 and fewer channels, too",
     ),
-    "--blocks": ("N", "exactly so many blocks, without looks at them"),
+    "--blocks": ("N", "exactly N blocks, though fewer may decide"),
     "--memory-budget": ("SIZE", "for the largest batch, such as 2GB (default: what is free)"),
     "--results": ("DIR", "where results go (default: results)"),
     "--resume": ("FOLDER", "go on with a run that was interrupted"),
@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("file", nargs="?", default="my_model.py", metavar="my_model.py")
     parser.add_argument("--example", action="store_true", help="write a file to start from")
     parser.add_argument(
-        "--minutes", default=MINUTES, metavar="N", help=f"end after so many (default: {MINUTES})"
+        "--minutes", default=MINUTES, metavar="N", help=f"end after N minutes (default: {MINUTES})"
     )
     parser.add_argument("--plan", action="store_true", help="show the plan; measure nothing")
     for name, (metavar, words) in OPTIONS.items():

@@ -67,7 +67,9 @@ QUESTIONS = (
         "Does it not converge, or not well enough?", "be more accurate",
         ("accuracy", "convergence"), (RECIPE, TRAIN, PREDICT),
     ),
-    Question("Is the optimizer's update too slow?", "update faster", ("train-speed",), (UPDATE,)),
+    Question(
+        "Is the optimizer's update too slow?", "faster optimizer step", ("train-speed",), (UPDATE,)
+    ),
 )  # fmt: skip
 
 

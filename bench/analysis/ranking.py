@@ -540,14 +540,6 @@ class Ranking:
         """The others that stand in these places."""
         return [other.row for other in self.others if other.place in places]
 
-    @property
-    def nearest(self) -> Row | None:
-        """Of those tried that are no other model, or of all, what comes nearest to a gain."""
-        cases = self.work.table.record.cases
-        same = [r for r in self.tried if not accuracy.is_untrained_model(r.case, cases)]
-        kept_first = [row for row in same or self.tried if row.accuracy.kept]
-        return min(kept_first or same or self.tried, key=self.aim.level, default=None)
-
     def better(self, row: Row) -> bool:
         """Whether a row's figure is better than that of the best."""
         return self.aim.level(row) < self.aim.level(self.best)

@@ -134,7 +134,7 @@ def describe(
         lines.append(_hanging(f"    on {', '.join(tasks)}; {_count(len(cases), 'case')}"))
     if plan.left_out:
         names = ", ".join(plan.left_out)
-        lines.append(_hanging(f"left for who names them with --technique or -k: {names}"))
+        lines.append(_hanging(f"measured only where --technique or -k names them: {names}"))
     lines.append(_hanging(_summary(plan, left, taken_up, limit)))
     if plan.durations.lender:
         lines.append(_hanging(_borrowed(plan.durations)))

@@ -70,7 +70,7 @@ def options() -> argparse.ArgumentParser:
     """What the command line takes."""
     parser = parsers.described("twinbench ladder", __doc__)
     parser.add_argument("name", nargs="?", metavar="NAME", help=", ".join(LADDERS))
-    parser.add_argument("--minutes", type=float, metavar="N", help="end after so many")
+    parser.add_argument("--minutes", type=float, metavar="N", help="end after N minutes")
     parser.add_argument("--blocks", type=int, metavar="N", help=f"pairs a rung (usual: {BLOCKS})")
     parser.add_argument("--framework", choices=FRAMEWORKS, help="only this one")
     parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")

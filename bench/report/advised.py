@@ -24,45 +24,43 @@ from bench.analysis.verdicts import DELTA
 from bench.record import FRAMEWORKS, Case, Why
 from bench.report.answer import accuracy_of
 from bench.report.formatting import interval, number
-from bench.report.names import name_of, sizes, title
+from bench.report.names import called, name_of, sizes, title
 from bench.report.technique_tables import Table, of_words
 from bench.report.text import hanging, pad, plain, wrap
 
 
 class Words(NamedTuple):
-    """How a figure's gains are told: a gain, the same in short, what it takes more, a verdict."""
+    """How a figure's gains are told: a gain, the same in short, what is taken."""
 
     gain: str
     short: str
     taken: str
-    shown: str
 
 
 WORDS = {
-    TIME: Words("{} times as fast", "{}x", "time", "to be faster"),
-    RATE: Words("{} times the samples/s", "{}x", "time of a sample", "to be faster"),
-    MEMORY: Words("{}% less memory", "{}% less", "memory", "to take less"),
-    BATCH: Words("{} times the largest batch", "{}x the largest batch", "memory of a sample",
-                 "to fit a larger batch"),
-    SIZE: Words("{}% smaller", "{}% smaller", "size", "to be smaller"),
-    GAINED: Words("", "", "", "to be more accurate"),
-    STEPS: Words("{} times as few steps", "{}x as few steps", "steps", "to take fewer steps"),
-}  # fmt: skip
+    TIME: Words("{} times as fast", "{}x", "time"),
+    RATE: Words("{} times the samples/s", "{}x", "time of a sample"),
+    MEMORY: Words("{}% less memory", "{}% less", "memory"),
+    BATCH: Words("{} times the largest batch", "{}x the largest batch", "memory of a sample"),
+    SIZE: Words("{}% smaller", "{}% smaller", "size"),
+    GAINED: Words("", "", ""),
+    STEPS: Words("{} times as few steps", "{}x as few steps", "steps"),
+}
 NO_DIFFERENCE = "no difference shown"
-LEGEND = (
-    f"Named is what was shown to gain over its own baseline (“against”), at least {DELTA:.0%} of "
-    "time, memory or size by the whole interval, and keeps accuracy: the same work, or no worse "
-    "than the task's margin by the bound of its interval; or it says that the loss of a short "
-    "training is kept, or a trained model's predictions. Ahead: the framework whose named row, or "
-    "plain code where none is named, was shown to be better. Brackets hold 95% intervals."
+SHOWN = (
+    f"A gain counts where its whole 95% interval, in brackets, is beyond {DELTA:.0%} of time, "
+    "memory or size. It keeps accuracy: it does the same work, or is no worse than the task's "
+    "margin, or a short training keeps its loss, or a trained model its predictions. “But” says "
+    "why a row is not advised."
 )
+BEST_OF_EACH = (
+    "“Ahead” compares the best of each framework, which may be two techniques: the row that is "
+    "named, or the code that it is compared with where none is, or where “but” stands."
+)
+LEGEND = f"{SHOWN} {BEST_OF_EACH}"
 BRIEF_LEGEND = (
-    "Gains over plain code of the same framework (x: times as fast), or over what is named; never "
-    "over the other framework: that is what “ahead” compares. Shown means that the whole 95% "
-    f"interval, in brackets, lies beyond {DELTA:.0%} of time, memory or size; that of memory is by "
-    "the scatter of the rows that had several processes and that from run to run. Gains keep "
-    "accuracy, or what their words say; “but” says why a row is not advised, and “ahead” then "
-    "compares what it is held against: docs/report.md names that."
+    "Gains are over plain code of the same framework, or over what is named; x means times as "
+    "fast. Brackets hold 95% intervals."
 )
 
 
@@ -76,13 +74,13 @@ def gained(ratio: Figure, goal: Goal, *, short: bool = False) -> str:
     """
     name = goal.figure
     if name == GAINED:
-        value, *bounds = (f"{part:+.1f}" for part in (ratio.value, ratio.low, ratio.high))
+        value, *bounds = (minus(f"{part:+.1f}") for part in (ratio.value, ratio.low, ratio.high))
         unit = goal.unit if short else goal.title.partition(" gained")[0]
         return f"{value} {unit}" + _around(ratio, " to ".join(bounds))
     if name in (MEMORY, SIZE):
         parts = (ratio.value, ratio.high, ratio.low)
-        value, *bounds = (f"{100 * (1 - part):.0f}" for part in parts)
-        around = "–".join(bounds)
+        value, *bounds = (minus(f"{round(100 * (1 - part))}") for part in parts)
+        around = (" to " if "−" in "".join(bounds) else "–").join(bounds)
     else:
         times = ratio if name in MORE_IS_BETTER else ratio.turned()
         value = number(times.value)
@@ -96,26 +94,21 @@ def _around(ratio: Figure, bounds: str) -> str:
     return {"interval": f" ({bounds})", "range": f", measured {bounds}"}.get(ratio.kind, "")
 
 
-def _taken(ratio: Figure, goal: Goal) -> str:
-    """17.2 times the time (15.1–19.4); what takes less, as a gain."""
-    name = goal.figure
-    less = ratio.turned() if name in (RATE, BATCH) else ratio
-    if name == GAINED or less.value < 1:
-        return gained(ratio, goal, short=True)
-    bounds = interval((less.low, less.high), like=less.value)
-    return f"{number(less.value)} times the {WORDS[name].taken}{_around(less, bounds)}"
+def minus(text: str) -> str:
+    """A figure with a minus sign, which no dash between two figures is taken for."""
+    return text.replace("-", "−")
 
 
 # Words --------------------------------------------------------------------------------------------
 
 
 def place_of(answer: Answer) -> str:
-    """text-gpt-10m, batch 2; of accuracy, what is trained."""
-    work = answer.work
+    """GPT on text, batch 2; of accuracy, what is trained."""
+    work, words = answer.work, called(answer.work.task)
     if answer.goal.figure != GAINED:
-        words = f"{work.task}, batch {work.batch_size}"
-    else:
-        words = work.task if work.kind == RECIPE else f"{work.task}, {NAMES[work.kind]}"
+        words += f", batch {work.batch_size}"
+    elif work.kind != RECIPE:
+        words += f", {NAMES[work.kind]}"
     return words if work.apart in ("", *FRAMEWORKS.values()) else f"{words} ({work.apart})"
 
 
@@ -130,24 +123,12 @@ def tempting(side: Ranking) -> Row | None:
     return next(iter(side.tempting), None)
 
 
-def _nothing(answer: Answer, side: Ranking, *, nearest: bool = True) -> str:
-    """None of 3 tried was shown to be faster; the nearest, and what that takes."""
-    name, row = answer.goal.figure, side.nearest
-    several = len(side.tried) > 1
-    tried = f"none of {len(side.tried)} tried was" if several else "the one tried was not"
-    kept = ", accuracy kept" if side.tempting else ""
-    counts = f"{tried} shown {WORDS[name].shown}{kept}"
-    if side.tempting or not nearest:
-        return counts
-    ratio = row.ratios[name]
-    once = "" if ratio.bounds else ", measured once"
-    once = _once(answer) or once
-    less = name != GAINED and (ratio.value > 1 if name in MORE_IS_BETTER else ratio.value < 1)
-    but = f", {accuracy_of(row.accuracy)}" if less and not row.accuracy.kept else ""
-    which = "nearest " if several else ""
-    return (
-        f"{counts}; {which}{name_of(row.case, short=True)}: {_taken(ratio, answer.goal)}{once}{but}"
-    )
+def _nothing(answer: Answer, side: Ranking) -> str:
+    """No gain shown (11 tried); also where no interval could show one."""
+    figures = [row.ratios.get(answer.goal.figure) for row in side.tried]
+    once = "" if any(figure and figure.bounds for figure in figures) else ", measured once"
+    kept = " with accuracy kept" if side.tempting else ""
+    return f"no gain shown{kept} ({len(side.tried)} tried{_once(answer) or once})"
 
 
 def _takes(row: Row, name: str) -> str:
@@ -184,7 +165,9 @@ def _reason(side: Ranking) -> str:
     """Why the row that would gain more is not named, and where it was shown to keep accuracy."""
     row = tempting(side)
     kept = side.work.table.kept_on(row)
-    return accuracy_of(row.accuracy) + (f" (kept on {', '.join(kept)})" if kept else "")
+    return accuracy_of(row.accuracy) + (
+        f" (kept for {', '.join(map(called, kept))})" if kept else ""
+    )
 
 
 def _measured(answer: Answer, side: Ranking) -> str:
@@ -219,25 +202,28 @@ def sentence(answer: Answer, side: Ranking) -> list[str]:
     return [name_of(row.case), "; ".join(filter(None, parts))]
 
 
-def ahead(answer: Answer) -> list[str]:
-    """The framework that is ahead, of what is named in both, and by how much."""
+def ahead(answer: Answer, *, short: bool = False) -> list[str]:
+    """The framework that is ahead of the best of each, by how much, and whose plain code that is.
+
+    short: the gain in few words.
+    """
     if answer.between is None or not answer.between.bounds:
         return ["not compared"]
     if not answer.ahead:
-        return [NO_DIFFERENCE]
-    gain = gained(answer.seen_from(answer.ahead), answer.goal)
-    return [FRAMEWORKS[answer.ahead], gain, _plain_code(answer)]
+        return [NO_DIFFERENCE, *_plain_code(answer)]
+    gain = gained(answer.seen_from(answer.ahead), answer.goal, short=short)
+    return [FRAMEWORKS[answer.ahead], gain, *_plain_code(answer)]
 
 
-def _plain_code(answer: Answer) -> str:
-    """Whose plain code is compared, though a row that would gain more stands beside it."""
-    plain_ones = [side for side in answer.sides.values() if side.tempting and not named(side)]
+def _plain_code(answer: Answer) -> list[str]:
+    """Whose plain code is compared, as no row is named there."""
+    plain_ones = [side for side in answer.sides.values() if not named(side)]
     if not plain_ones:
-        return ""
+        return []
     one = plain_ones[0]
     of_one = "" if len(plain_ones) == len(answer.sides) else f" of {FRAMEWORKS[one.framework]}"
     files = all(is_file(side.best.case) for side in plain_ones)
-    return (title(one.best.case) if files else "plain code") + of_one
+    return [(title(one.best.case) if files else "plain code") + of_one]
 
 
 def is_file(case: Case) -> bool:
@@ -263,8 +249,9 @@ def table(answers: list[Answer], known: Sequence[Why] = ()) -> Table:
                 if row := named(side):
                     sides[name].append(why.get((row.case.id, row.base.id), ""))
             leads.append(why.get(tuple(row.case.id for row in best), ""))
-        work = ", ".join(filter(None, (place_of(answer), sizes([answer.work.task]))))
-        row = [[answer.question.aim, work]]
+        task = answer.work.task
+        parts = (place_of(answer), sizes([task]), task if called(task) != task else "")
+        row = [[answer.question.aim, ", ".join(filter(None, parts))]]
         row += [sides.get(name, ["not measured"]) for name in FRAMEWORKS]
         rows.append(["\n".join(map(plain, filter(None, said))) for said in (*row, leads)])
     return _table(rows)
@@ -276,17 +263,14 @@ def brief(answers: list[Answer]) -> Table:
     for answer in answers:
         sides = {name: _short(answer, side, wide=True) for name, side in answer.sides.items()}
         work = ", ".join(filter(None, (place_of(answer), sizes([answer.work.task]))))
-        leads = ahead(answer)[0]
-        if answer.ahead:
-            gain = gained(answer.seen_from(answer.ahead), answer.goal, short=True)
-            leads = ", ".join(filter(None, (leads, gain, _plain_code(answer))))
+        leads = ", ".join(ahead(answer, short=True))
         cells = [*(sides.get(name, "not measured") for name in FRAMEWORKS), leads]
         rows.append([f"{plain(answer.question.aim)}\n{plain(work)}", *map(plain, cells)])
     return _table(rows)
 
 
 def _table(rows: list[list[str]]) -> Table:
-    columns = of_words("to", *FRAMEWORKS.values(), "ahead")
+    columns = of_words("to", *FRAMEWORKS.values(), "ahead, best of each")
     return Table("What to use", columns, rows, name="summary")
 
 
@@ -295,11 +279,11 @@ def _table(rows: list[list[str]]) -> Table:
 LABEL = 26  # cells: an aim, and its work below
 MARKS = {True: "*", False: ":"}
 KEY = (
-    "Gains that keep accuracy; x: times as fast as the own baseline; *: is ahead, with plain code "
-    "where none gains or “but” stands."
+    "x: times as fast as plain code of the same framework, accuracy kept. *: the framework that is "
+    "ahead, by plain code where nothing gains or “but” stands."
 )
-NOTHING = "Nothing was shown to gain over its own baseline; report.html has every row."
-AHEAD = " *: plain code is ahead."
+NOTHING = "Nothing was shown to gain over plain code. report.html has every row."
+AHEAD = " *: its plain code is ahead."
 NO_AIM = (
     "Nothing could be shown to gain: no row beside the baselines has a figure that an aim asks "
     "for; report.html has every figure."
@@ -307,10 +291,7 @@ NO_AIM = (
 
 
 def lines(answers: list[Answer], width: int, room: int) -> list[str]:
-    """What to use for the main aims, in `room` lines; what does not fit is counted.
-
-    Where nothing gains, what comes nearest.
-    """
+    """What to use for the main aims, in `room` lines; what does not fit is counted."""
     told, rest = split(answers)
     parts = [(each, _lines(each, width)) for each in told or filter(lambda one: one.main, rest)]
     nothing = NOTHING + AHEAD * any(each.ahead for each, _ in parts)
@@ -363,8 +344,7 @@ def _short(answer: Answer, side: Ranking, *, wide: bool = False) -> str:
     name, best = answer.goal.figure, named(side)
     row = best or tempting(side)
     if not row:
-        # What comes nearest is left out where there is little room and the other side gains.
-        return _nothing(answer, side, nearest=wide or not answer.tells)
+        return _nothing(answer, side)
     gain = gained(row.ratios[name], answer.goal, short=True)
     gain += (over(row, name) if wide else "") + _once(answer)
     proven = accuracy_of(row.accuracy) if wide and row.accuracy.proven_on else ""

@@ -23,7 +23,7 @@ from bench.analysis.table import (
 )
 from bench.record import UNTOLD, LossCheck
 from bench.report.formatting import MISSING, interval, number, plus_minus, ratio
-from bench.report.names import name_of, sizes, title
+from bench.report.names import called, name_of, sizes, title
 from bench.report.technique_tables import Table, of_figures, of_words
 from bench.report.text import hanging, plain, wrap
 

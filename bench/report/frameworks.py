@@ -17,8 +17,8 @@ from bench.report.technique_tables import Table, of_words
 MOST = 8  # cases
 LEGEND = (
     "The framework that was shown to be ahead, and how many times as fast it is, or how much less "
-    "memory it takes; brackets hold 95% intervals. “Both optimized” compares the technique that "
-    "gains most in both (*: accuracy was not shown to be kept). There is no overall winner."
+    "memory it takes; brackets hold 95% intervals. “Same technique” compares the one that gains "
+    "most in both (*: accuracy was not shown to be kept). There is no overall winner."
 )
 
 
@@ -27,7 +27,7 @@ def table(listed: list[Answer]) -> Table:
     shown = [one for one in chosen(listed) if one.work.kind != UPDATE]
     shown += [one for one in listed if one.goal.figure == MEMORY and one.main]
     lines = [_line(one) for one in shown if len(one.sides) == len(FRAMEWORKS)]
-    columns = of_words("your case", "ahead, plain code", "ahead, both optimized")
+    columns = of_words("your case", "ahead, plain code", "ahead, same technique")
     return Table("PyTorch or TensorFlow?", columns, lines[:MOST], name="frameworks")
 
 

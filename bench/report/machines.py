@@ -32,8 +32,8 @@ NAMED = 3  # other machines that README names
 AMOUNT = "holds, by another amount"
 MARKS = {HOLDS: "✓", AMOUNT: "±", TURNS: "≠", UNTOLD: "?", ONCE: "", NOTHING: ""}
 LEGEND = (
-    "On other machines ✓: every machine that has measured it with an interval shows it; ±: they "
-    "all do, but not by the same amount; ≠: one of them shows otherwise; ?: one of them can't tell."
+    "Other machines: ✓ all show it, ± all do by another amount, ≠ one shows otherwise, ? one can't "
+    "tell."
 )
 COUNTED = {
     HOLDS: "{} hold",

@@ -8,6 +8,33 @@ from typing import Any
 from bench.record import Case
 from shared.specs import TASKS, parameter_count
 
+# What a task's model and data are called where people read of them.
+PLAIN = {
+    "digits-cnn": "small CNN on digits",
+    "digits-few": "small CNN on few digits",
+    "digits-resnet20": "ResNet-20 on digits",
+    "digits-to-photos": "small CNN from digits to photos",
+    "digits-student": "smaller CNN on digits",
+    "digits-detection": "detector of digits",
+    "text-gpt": "small GPT on text",
+    "text-bert": "small BERT on text",
+    "text-gpt-deep": "deep GPT on text",
+    "text-gpt-dropout": "deep GPT with dropout on text",
+    "text-gpt-wide": "wide GPT on text",
+    "text-gpt-10m": "GPT on text",
+    "text-bert-10m": "BERT on text",
+    "text-gpt-base": "large GPT on text",
+    "text-bert-base": "large BERT on text",
+    "photos-resnet18": "ResNet-18 on photos",
+    "photos-resnet50": "ResNet-50 on photos",
+    "photos": "small CNN on photo files",
+}
+
+
+def called(task: str) -> str:
+    """A task in plain words; a user's own has its name."""
+    return PLAIN.get(task, task)
+
 
 def title(case: Case) -> str:
     """A variant in plain words: its own title, or what its name and its settings say."""

@@ -21,12 +21,11 @@ from bench.analysis.across_machines import Machine, machines_in, others, stateme
 from bench.analysis.families import families, family_of
 from bench.analysis.questions import Answer, answers
 from bench.analysis.ranking import GOALS, TRAIN, Limits, Ranking, Work, rank, works
-from bench.analysis.table import TIME
 from bench.record import FRAMEWORKS, Record
 from bench.report import advised, bars, frameworks, machines, svg
 from bench.report.answer import figure_of
-from bench.report.content import measured, run_line, warnings
-from bench.report.names import name_of, title
+from bench.report.content import measured, measured_on, run_line, warnings
+from bench.report.names import called, name_of, title
 from bench.report.tables import advised_table, escape
 from bench.report.technique_tables import Table
 
@@ -37,11 +36,10 @@ AGREEMENT, PAGE_OF_RUNS = "docs/reproducibility.json", "docs/reproducibility.md"
 CHART = "docs/gains"  # beside README.md; -light.svg and -dark.svg follow
 ANSWERED = """# What to use, in each framework
 
-Every answer of the run that [README.md](../README.md) shows. [report.md](report.md) has all rows
-of every technique, with memory, accuracy and proof of equal work. [numbers.md](numbers.md) says how
-the numbers are made.
+All answers of the run that [README.md](../README.md) shows. [report.md](report.md) has every row.
 
 """
+HOW = "## How to read it"
 Marks = dict[tuple[int, str | None], str]  # see bench.report.machines
 FEW, MANY = 1_000, 100_000  # steps of training for which a sentence compares the advice
 
@@ -154,7 +152,8 @@ def headline(runs: list[Record], known: Sequence[Machine] = (), agreed: str = ""
     parts.append(escape(f"{measured(runs)} {_versions(runs)}"))
     parts.append("## PyTorch or TensorFlow?")
     parts.append(advised_table(frameworks.table(listed)))
-    parts.append(f"{escape(frameworks.LEGEND)} [All answers]({ANSWERS}).")
+    answered = f"[All answers]({ANSWERS}) compare the best of each framework as well."
+    parts.append(f"{escape(frameworks.LEGEND)} {answered}")
     beside = others(runs[0], list(known))
     if beside:
         stated = [statements(Machine("README", run), beside) for run in runs]
@@ -187,15 +186,15 @@ def _versions(runs: list[Record]) -> str:
 
 def every_answer(runs: list[Record], known: Sequence[Machine] = ()) -> str:
     """What to use for each aim at each piece of work, as Markdown; ValueError where nothing ran."""
-    parts = [*_warned(runs), escape(measured(runs))]
     beside = others(runs[0], list(known))
     firsts = [Machine("README", run) for run in runs]
     of_runs = [statements(first, beside) if beside else [] for first in firsts]
-    parts.append("\n".join(f"- {escape(sentence)}" for sentence in conclusions(runs)))
-    legends = [advised.BRIEF_LEGEND, *([machines.LEGEND] if beside else [])]
-    parts.append(escape(" ".join(legends)))
+    parts = [*_warned(runs), escape(f"{measured_on(runs)}. {advised.BRIEF_LEGEND}")]
+    parts += [escape(machines.LEGEND)] * bool(beside)
     for first, stated in zip(firsts, of_runs, strict=True):
         parts += _tables(list(first.answers.values()), machines.marks(stated))
+    parts += [HOW, escape(advised.SHOWN), escape(advised.BEST_OF_EACH)]
+    parts += ["README compares the same technique in both.", *map(escape, conclusions(runs))]
     dates = "; ".join(run_line(run) for run in runs)
     took = "".join(map(_took, runs))
     parts.append(f"Made from the record ({escape(dates)}).{took}")
@@ -245,7 +244,7 @@ def _marked(sign: str, cell: str) -> str:
 
 
 def _linked(cell: str, side: Ranking | None) -> str:
-    row = side and (advised.named(side) or advised.tempting(side) or side.nearest)
+    row = side and (advised.named(side) or advised.tempting(side))
     if not row or row.case.technique not in families():
         return cell
     name, technique = escape(name_of(row.case, short=True)), row.case.technique
@@ -258,25 +257,7 @@ def _linked(cell: str, side: Ranking | None) -> str:
 
 def conclusions(runs: list[Record]) -> list[str]:
     """Sentences about the whole, each made from the records."""
-    return [sentence for sentence in (_shares(_works(runs)), *map(_steps, runs)) if sentence]
-
-
-def _shares(every: list[Work]) -> str | None:
-    """How many rows were shown to be faster than their own baseline."""
-    parts = []
-    for side, name in FRAMEWORKS.items():
-        rows = [
-            row
-            for work in every
-            for row in work.rows
-            if row.case.framework == side and not row.is_baseline and row.verdict
-        ]
-        if rows:
-            faster = sum(row.gains(TIME) for row in rows)
-            parts.append(f"{faster} of {len(rows)} rows in {name}")
-    if not parts:
-        return None
-    return f"Shown to be faster than their own baseline, accuracy kept: {' and '.join(parts)}."
+    return list(filter(None, map(_steps, runs)))
 
 
 def _steps(run: Record) -> str | None:
@@ -292,7 +273,7 @@ def _steps(run: Record) -> str | None:
                 for each in (few, many)
             )
             return (
-                f"Compiling has to be repaid: {FEW:,} steps of {work.title} are fastest with "
-                f"{first}, {MANY:,} with {later}."
+                f"Compiling has to be repaid. Of {called(work.task)}, batch {work.batch_size}, "
+                f"{FEW:,} training steps are fastest with {first}, {MANY:,} with {later}."
             )
     return None

@@ -129,7 +129,7 @@ def _add_common(parser: argparse.ArgumentParser, option: str) -> None:
     elif option == "results":
         parser.add_argument("--results", type=Path, default=Path("results"))
     else:
-        parser.add_argument("--minutes", type=float, metavar="N", help="end after so many")
+        parser.add_argument("--minutes", type=float, metavar="N", help="end after N minutes")
 
 
 # What options say: each raises ValueError in one line ---------------------------------------------

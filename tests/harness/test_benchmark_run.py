@@ -436,7 +436,7 @@ def test_a_quick_run_names_what_takes_longer_only_where_nothing_was_named():
         options, in_one_process([common + given for given in options], ROOT), strict=True
     ):
         assert status == 0, err
-        assert ("left for who names them" in out) == (not given), given
+        assert ("measured only where" in out) == (not given), given
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a shell script")
