@@ -34,6 +34,9 @@ RECIPES = {
     "fine_tuning": lambda file, model, *_: file.merge_lora(file.apply_lora(model)),
     "varying_lengths": lambda file, *_: file.pad([([1, 2], [2, 3]), ([1], [2])]),
     "serving_threads": lambda file, model, *_: file.load(lambda: model, file.Setting()),
+    "keras_backend": lambda file, *_: file.compile_keras(
+        file.keras.Sequential([file.keras.layers.Dense(1)]), "sgd", file.keras.losses.Poisson()
+    ),
     "augmentation": lambda file, *_: file.Policy(flip_horizontal=0.5, rotation=10.0),
     "averaging": lambda file, model, *_: file.make_equal_average(model),
     "checkpoints": lambda file, model, *_: file.save_checkpoint("saved", model, None, {"epoch": 1}),
