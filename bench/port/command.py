@@ -123,7 +123,7 @@ def _headline(report: Report, name: str) -> list[str]:
         words += ", once weights are copied." if report.copied else "."
         return wrap(words, WIDTH)
     place = f" at {_layers(first)}" if _layers(first) else ""
-    title = CATALOGUE[first.cause].title if first.cause else "no cause of the catalogue explains it"
+    title = CATALOGUE[first.cause].title if first.cause else "no known cause explains it"
     return wrap(f"The first difference is in {STEPS[first.step]}{place}: {title}.", WIDTH)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from bench.port.report import Report, Say
+from bench.port.values import closest, numpy
 from shared import user_model
 from shared.user_model import SEED, BadFile, File
 
@@ -137,8 +138,8 @@ def _copied(report: Report, module: Any, pt: Any, tf: Any) -> Any:
             report.notes.append(f"weights of {side} without a match: {', '.join(names[:5])}")
     if report.copied:
         report.notes.append(
-            "the file has no copy_weights, so that both models begin with other initial values; "
-            "they were copied by the match"
+            "the file has no copy_weights, so both models start from different initial values; "
+            "the match has copied those of PyTorch to TensorFlow"
         )
         for pair in weights.pairs:
             weights.copy(pair)
@@ -160,8 +161,6 @@ def _precision(report: Report, weights: Any, both: Any) -> None:
 
 def _inputs(report: Report, pt: Any, tf: Any) -> None:
     """Whether both models are given the same batch, in whatever layout."""
-    from bench.port.values import closest, numpy
-
     ours, theirs = ([numpy(leaf) for leaf in user_model.leaves(side.x)] for side in (pt, tf))
     for one, other in zip(ours, theirs, strict=False):
         size = closest(one, other)
@@ -171,6 +170,6 @@ def _inputs(report: Report, pt: Any, tf: Any) -> None:
             continue
         reshaped = one.size == other.size and np.array_equal(one.reshape(other.shape), other)
         key = "data_format" if reshaped else None
-        report.add("input", ("", ""), size, 1e-6, "nothing yet", key)
+        report.add("input", ("", ""), size, 1e-6, "nothing", key)
         return
     report.equal.append("the batch")

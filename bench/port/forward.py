@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import permutations
 from typing import Any
 
@@ -50,9 +50,19 @@ class Pass:
     size: float = 0.0  # of the outputs' difference
     bound: float = 0.0
 
+    @property
+    def equal(self) -> bool:
+        """Whether the outputs are."""
+        return self.size <= self.bound
+
     def bound_at(self, place: int) -> float:
         """Of a call; never less than those before it have had."""
         return max(self.bounds[: place + 1], default=FLOOR)
+
+    @cached_property
+    def twins(self) -> list[Entry | None]:
+        """By call TensorFlow's tensor that is equal to its output."""
+        return [self.match(event) for event in self.pt.events]
 
     def match(self, event: Event, out: Tensor | None = None, layer: str | None = None) -> Any:
         """TensorFlow's tensor that is equal to a call's output, or to a changed one."""
@@ -73,42 +83,35 @@ class Forward:
 
     def search(self, step: str) -> Pass | None:
         """Look for all differences of a mode; None where one is left without a cause."""
-        training, start = step == "training", time.process_time()
+        training, start, scaled = step == "training", time.process_time(), None
         theirs, bounds = self.tf.trace(training=training), self._bounds(training)
-        context, scaled = self._context(training), None
+        context = self._context(training)
         both = self._compared(theirs, bounds, training)
-        if both.size > both.bound and not training:
+        if not (both.equal or training):
             scaled = scaling.find(self.pt, self.tf, both.pt, theirs, self.weights)
             if scaled:
                 self.pt.before = scaled.apply
                 bounds = self._bounds(training)
                 both = self._compared(theirs, bounds, training)
-        if both.size > both.bound and not training and self._repair(both):
-            theirs = self.tf.trace()
-            both = self._compared(theirs, bounds, training)
+            if not both.equal and self._repair(both):
+                theirs = self.tf.trace()
+                both = self._compared(theirs, bounds, training)
         for _ in range(MOST_CHANGES):
-            equal, context.events = both.size <= both.bound, both.pt.events
-            if not equal:
+            context.events = both.pt.events
+            if not both.equal:
                 self.say(f"the outputs differ by {both.size:.1e}: looking for the layer")
-            event, change, before = self._cause(both, context, hidden=equal)
-            late = time.process_time() - start > MOST_SECONDS
-            if not equal and (change is None or late):
+            event, change, before = self._cause(both, context)
+            done = change is None or time.process_time() - start > MOST_SECONDS
+            if done and not both.equal:
                 break
             if scaled:  # what was changed or is equal now shows that the scaling is right
-                layers, ends = (
-                    (scaled.ours.layer, scaled.theirs.layer),
-                    (scaled.theirs, scaled.ours),
-                )
-                words = tuple(str(a.to(b)) for a, b in (ends, ends[::-1]))
-                self.report.add(
-                    step, layers, scaled.size, FLOOR, "the inputs", "preprocessing", words
-                )
+                words = (FLOOR, "the inputs", "preprocessing", scaled.words)
+                self.report.add(step, scaled.layers, scaled.size, *words)
                 scaled = None
-            if equal and (change is None or late):
+            if done:
                 return both
-            self._note(
-                step, both, event, change, before, self._change(event, change, both, context)
-            )
+            places = self._change(event, change, both, context)
+            self._note(step, both, event, change, before, places)
             both = self._compared(theirs, bounds, training)
         if scaled:
             self.pt.before = lambda x: x
@@ -131,7 +134,7 @@ class Forward:
         if sizes[0] != sizes[1]:
             words = [", ".join(map(str, side)) for side in shapes]
             raise BadFile(
-                f"the models are no twins: PyTorch's gives {words[0]}, TensorFlow's {words[1]}"
+                f"outputs have different shapes: {words[0]} in PyTorch, {words[1]} in TensorFlow"
             )
         places = {id(event.out): event.place for event in ours.events}
         for a, b in zip(ours.outputs, theirs.outputs, strict=True):
@@ -141,20 +144,22 @@ class Forward:
                 both.size, both.bound = size, bound
         return both
 
-    def _cause(self, both: Pass, context: Context, *, hidden: bool) -> tuple:
+    def _cause(self, both: Pass, context: Context) -> tuple:
         """The first call with a change that makes it equal to something in TensorFlow.
 
-        hidden: of calls that differ by little, so that outputs after many layers are equal.
+        Where outputs are equal, of calls that differ by so little that it is lost in later layers.
         """
-        before, unequal = "", []
+        before, unequal, hidden = "", [], both.equal
         self.taken = set()
         for event in both.pt.events:
-            if entry := both.match(event):
+            if entry := both.twins[event.place]:
                 self.taken.add(entry.place)
                 before = before if unequal else event.layer or before
             else:
                 unequal.append(event)
         for event in unequal:
+            if hidden and not both.tf.index.match(numpy(event.out), HIDDEN):
+                continue  # it differs by more, or is nowhere in TensorFlow
             for change in changes(event, context):
                 out = _tried(change, event)
                 if out is None or (hidden and not self._is_clear(event, out, both)):
@@ -227,7 +232,7 @@ class Forward:
                 if any(self._worse(old, new, both) for old, new in pairs):
                     continue
                 for old, new in pairs:
-                    entry = None if both.match(old) else both.match(old, new.out)
+                    entry = None if both.twins[old.place] else both.match(old, new.out)
                     if entry and entry.place not in self.taken and varies(numpy(new.out)):
                         return True
                 outputs = zip(both.pt.outputs, ours.outputs, both.tf.outputs, strict=True)
@@ -239,7 +244,8 @@ class Forward:
 
     def _worse(self, old: Event, new: Event, both: Pass) -> bool:
         """Whether a call had its equal and has none once something before it was changed."""
-        return bool(both.match(old)) and not both.match(old, new.out)
+        same = both.twins[old.place] is None or torch.equal(old.out, new.out)
+        return not same and not both.match(old, new.out)
 
     def _note(self, step, both: Pass, event: Event, change: Change, before, places: int) -> None:
         """Add a finding, or more places to one of the same cause."""
@@ -278,7 +284,7 @@ class Forward:
             begun = not before
             for other in both.pt.events[: event.place]:
                 begun = begun or other.layer == before
-                if begun and other.layer not in ("", before) and not both.match(other):
+                if begun and other.layer not in ("", before) and not both.twins[other.place]:
                     layers = (other.layer, layers[1])
                     break
         self.report.add(step, layers, size, both.bound, _before(before))
@@ -327,7 +333,7 @@ class Forward:
             alike = [note for note in notes if note[1] == key]
             pair, _, words, size = alike[0]
             words = words or ", ".join(note[0].tf.name for note in alike[:3])
-            told = ("nothing yet: weights come first", key, ("", words), len(alike))
+            told = ("nothing: weights are compared first", key, ("", words), len(alike))
             self.report.add("weights", pair.layers, size, 0.0, *told)
         return True
 

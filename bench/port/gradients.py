@@ -12,7 +12,7 @@ import torch
 from bench.port import pytorch_side, tensorflow_side
 from bench.port.pytorch_side import Event, Patch
 from bench.port.report import Report
-from bench.port.values import TIMES_ROUNDING, distance, numpy, turned_as
+from bench.port.values import TIMES_ROUNDING, distance, numpy, outputs, turned_as
 
 LEAST_BOUND, WITHOUT_ROUNDING = 1e-5, 1e-3
 SCATTER = 5.0  # times what weights that are a little off do
@@ -65,19 +65,15 @@ def _pytorch(pt: Any, scales: Any) -> dict[str, np.ndarray]:
     """Gradients of all parameters, trained or not."""
     parameters = {n: p for n, p in pt.model.named_parameters() if p.is_floating_point()}
     frozen = [p for p in parameters.values() if not p.requires_grad]
-    buffers = {n: b.clone() for n, b in pt.model.named_buffers()}
-    try:
-        for parameter in frozen:
-            parameter.requires_grad_(True)
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    with pytorch_side.kept(pt.model.buffers()):
         with pt.calls(training=True):
             output = pt.call(pt.x)
         value = pt.loss(output) if scales is None else _weighted(output, scales)
         grads = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad_(False)
-        for name, buffer in pt.model.named_buffers():
-            buffer.data.copy_(buffers[name])
+    for parameter in frozen:
+        parameter.requires_grad_(False)
     return {
         name: np.zeros(tuple(p.shape), np.float32) if grad is None else grad.detach().numpy()
         for (name, p), grad in zip(parameters.items(), grads, strict=True)
@@ -85,25 +81,26 @@ def _pytorch(pt: Any, scales: Any) -> dict[str, np.ndarray]:
 
 
 def _weighted(output: Any, scales: Any) -> torch.Tensor:
-    parts = zip(pytorch_side.outputs(output), scales, strict=True)
+    parts = zip(outputs(output), scales, strict=True)
     return sum((leaf * torch.from_numpy(scale[0])).sum() for leaf, scale in parts)
 
 
 def _tensorflow(side: Any, weights: Any, scales: Any) -> dict[int, Any]:
     variables = [t.variable for _, t in weights.transfers() if not t.role.startswith("moving")]
-    state = [v.numpy() for v in side.model.non_trainable_variables]
-    with side.without_dropout(), tf.GradientTape(watch_accessed_variables=False) as tape:
+    with (
+        tensorflow_side.kept(side.model.non_trainable_variables),
+        side.without_dropout(),
+        tf.GradientTape(watch_accessed_variables=False) as tape,
+    ):
         for variable in variables:
             tape.watch(variable.value)
         output = side.call(side.x, training=True)
         if scales is None:
             value = side.loss(output) + side.penalty()
         else:
-            parts = zip(tensorflow_side.outputs(output), scales, strict=True)
+            parts = zip(outputs(output), scales, strict=True)
             value = sum(tf.reduce_sum(leaf * scale[1]) for leaf, scale in parts)
     grads = tape.gradient(value, [variable.value for variable in variables])
-    for variable, old in zip(side.model.non_trainable_variables, state, strict=True):
-        variable.assign(old)
     return {id(v): g for v, g in zip(variables, grads, strict=True)}
 
 

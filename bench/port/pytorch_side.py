@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bench.port.values import distance, numpy
+from bench.port.values import distance, numpy, outputs
 from shared import user_model
 from shared.user_model import RECIPE, BadFile
 
@@ -151,22 +151,16 @@ class PyTorchSide:
 
     def check(self) -> None:
         """Raises BadFile where no step can be made of the model. Nothing of it is changed."""
-        state = copy.deepcopy(self.model.state_dict())
-        self.kit.check(self.file_model, self.model, (self.x, self.y))
-        self.model.load_state_dict(state)
-        with torch.no_grad():
-            self.trace()
+        with kept(self.model.buffers()):
+            self.kit.check(self.file_model, self.model, (self.x, self.y))
+        self.trace()
 
     def trace(self, *, training: bool = False) -> Trace:
         """Run the model on the batch, without gradients; its state stays what it is."""
-        state = {n: b.clone() for n, b in self.model.named_buffers()} if training else {}
-        with torch.no_grad(), self.calls(training, keep=True) as calls:
-            output = self.call(self.x)
-        after = {}
-        for name, buffer in self.model.named_buffers():
-            if name in state:
-                after[name] = buffer.numpy().copy()
-                buffer.copy_(state[name])
+        with kept(self.model.buffers()):
+            with torch.no_grad(), self.calls(training, keep=True) as calls:
+                output = self.call(self.x)
+            after = {name: numpy(b).copy() for name, b in self.model.named_buffers()}
         return Trace(calls.events, outputs(output), output, training, after)
 
     def call(self, x: Any) -> Any:
@@ -229,15 +223,21 @@ class PyTorchSide:
     @contextmanager
     def shaken(self) -> Iterator[None]:
         """In which weights are off by what rounding may do to them; all is as before after it."""
-        kept, random = copy.deepcopy(self.model.state_dict()), np.random.default_rng(0)
-        with torch.no_grad():
+        random = np.random.default_rng(0)
+        with kept(self.model.parameters()):
             for parameter in self.model.parameters():
                 noise = torch.from_numpy(random.standard_normal(tuple(parameter.shape)))
-                parameter.mul_((1 + SHAKEN * noise).to(parameter.dtype))
-        try:
+                parameter.data.mul_((1 + SHAKEN * noise).to(parameter.dtype))
             yield
-        finally:
-            self.model.load_state_dict(kept)
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """In which weights, buffers and the optimizer change; all is as before after it."""
+        state = copy.deepcopy(self.optimizer.state_dict())
+        with kept([*self.model.parameters(), *self.model.buffers()]):
+            yield
+        self.optimizer.load_state_dict(state)
+        self.model.zero_grad()
 
     def module(self, name: str) -> nn.Module | None:
         """A module by its name."""
@@ -248,13 +248,16 @@ class PyTorchSide:
         return self.file_model.loss(output, self.y if y is None else y)
 
 
-def outputs(output: Any) -> list[Tensor]:
-    """The tensors of a model's output, in order: of one with logits these."""
-    tree = getattr(output, "logits", output)
-    if isinstance(tree, dict) and "logits" in tree:
-        tree = tree["logits"]
-    leaves = user_model.leaves(tree)
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+@contextmanager
+def kept(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """In which tensors may change; they are what they were after it."""
+    tensors = list(tensors)
+    before = [tensor.detach().clone() for tensor in tensors]
+    try:
+        yield
+    finally:
+        for tensor, value in zip(tensors, before, strict=True):
+            tensor.data.copy_(value)
 
 
 def _without_dropout(function, name: str, args: tuple, kwargs: dict) -> tuple:

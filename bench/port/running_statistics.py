@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from bench.port.report import Report
+from bench.port.tensorflow_side import held
 from bench.port.values import numpy
 
 BOUND, EXPLAINED = 1e-4, 1e-3  # relative to what the step changed
@@ -17,7 +18,7 @@ MOST_BIAS = 0.01
 def compare(report: Report, pt: Any, tf: Any, weights: Any, both: Any) -> None:
     """Add findings."""
     calls = {event.layer: event for event in both.pt.events if event.name == "batch_norm"}
-    layers = {id(w): layer for layer in tf.layers() for w in _held(layer)}
+    layers = {id(w): layer for layer in tf.layers() for w in held(layer)}
     bias, count = 0.0, 0
     for pair in weights.pairs:
         event, module = calls.get(pair.pt.name), pt.module(pair.pt.name)
@@ -52,15 +53,11 @@ def compare(report: Report, pt: Any, tf: Any, weights: Any, both: Any) -> None:
         report.add("statistics", (pair.pt.name, pair.tf.name), size, BOUND, before, key, values)
     if bias:
         report.notes.append(
-            "PyTorch keeps the unbiased running variance, Keras the biased one: apart by up to "
-            f"{bias:.1%} here"
+            "PyTorch keeps the unbiased running variance, Keras the biased one: they differ by "
+            f"up to {bias:.1%} here"
         )
     elif count and not report.has("statistics"):
         report.equal.append("running statistics after one training step")
-
-
-def _held(layer: Any) -> list:
-    return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
 def _state(pair: Any, state: dict) -> dict[str, np.ndarray]:

@@ -47,6 +47,16 @@ class Difference:
     theirs: Scaling
     size: float
 
+    @property
+    def layers(self) -> tuple[str, str]:
+        """Those that scale, on both sides."""
+        return self.ours.layer, self.theirs.layer
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """What makes PyTorch's input that of TensorFlow, and the other way round."""
+        return str(self.theirs.to(self.ours)), str(self.ours.to(self.theirs))
+
     def apply(self, x: Any) -> Any:
         """Inputs for PyTorch's model that are scaled as TensorFlow's are."""
         change, leaves = self.ours.to(self.theirs), user_model.leaves(x)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -13,8 +13,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.framework import op_callbacks
 
-from bench.port.values import Index
-from shared import user_model
+from bench.port.values import Index, outputs
 from shared.user_model import RECIPE
 
 RATES = ("rate", "dropout", "recurrent_dropout", "stddev")
@@ -55,9 +54,8 @@ class TensorFlowSide:
 
     def check(self) -> None:
         """Raises BadFile where no step can be made of the model. Nothing of it is changed."""
-        weights = self.model.get_weights()
-        self.kit.check(self.file_model, self.model, (self.x, self.y))
-        self.model.set_weights(weights)
+        with kept(self.model.weights):
+            self.kit.check(self.file_model, self.model, (self.x, self.y))
 
     def layers(self) -> list:
         """All layers, those inside others too."""
@@ -69,16 +67,15 @@ class TensorFlowSide:
 
     def trace(self, *, training: bool = False) -> Trace:
         """Run the model on the batch; its state stays what it is."""
-        state = [variable.numpy() for variable in self.model.non_trainable_variables]
-        calls, index, stack = [], Index(), []
-        with ExitStack() as around:
-            around.enter_context(self.without_dropout())
-            around.enter_context(_named_calls(self.model, calls, index, stack))
-            around.enter_context(_operators(index, stack))
-            output = self.call(self.x, training=training)
-        after = {id(v): v.numpy() for v in self.model.non_trainable_variables}
-        for variable, value in zip(self.model.non_trainable_variables, state, strict=True):
-            variable.assign(value)
+        calls, index, stack, state = [], Index(), [], self.model.non_trainable_variables
+        with kept(state):
+            with (
+                self.without_dropout(),
+                _named_calls(self.model, calls, index, stack),
+                _operators(index, stack),
+            ):
+                output = self.call(self.x, training=training)
+            after = {id(variable): variable.numpy() for variable in state}
         return Trace(calls, index, outputs(output), output, after)
 
     @contextmanager
@@ -115,12 +112,20 @@ def _is_rate(layer: Any, name: str) -> bool:
     return name != "rate" or "rop" in kind or "Noise" in kind
 
 
-def outputs(output: Any) -> list:
-    """The tensors of a model's output, in order: of one with logits these."""
-    tree = getattr(output, "logits", output)
-    if isinstance(tree, dict) and "logits" in tree:
-        tree = tree["logits"]
-    return [leaf for leaf in user_model.leaves(tree) if leaf.dtype.is_floating]
+@contextmanager
+def kept(variables: Iterable) -> Iterator[None]:
+    """In which variables may change; they are what they were after it."""
+    before = [(variable, variable.numpy()) for variable in variables]
+    try:
+        yield
+    finally:
+        for variable, value in before:
+            variable.assign(value)
+
+
+def held(layer: Any) -> list:
+    """The variables of a layer, without those of layers inside it."""
+    return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
 @contextmanager

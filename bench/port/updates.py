@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,12 +16,13 @@ from bench.port.causes import OPTIMIZERS
 from bench.port.gradients import SCATTER
 from bench.port.optimizers import Settings
 from bench.port.report import Certificate, Report
+from bench.port.tensorflow_side import kept
 from bench.port.values import distance
 from shared.user_model import RECIPE
 
 SCALES = (1.0, -0.5, 2.0, 1.0)  # of the gradients of several updates
 BOUND, ROUNDING = 1e-4, 4e-7  # relative to an update; rounding relative to the weight
-STEPS, LEAST_STEPS, MOST_SECONDS = 10, 3, 40.0
+STEPS, LEAST_STEPS, MOST_SECONDS = 10, 3, 15.0  # of the processor
 LEAST_LOSS = 1e-5  # as `twinbench try` tells equal work
 CAUSES = {name: key for key, cause in reversed(OPTIMIZERS.items()) for name in cause.settings}
 
@@ -91,25 +91,17 @@ def _both(pt: Any, side: Any, weights: Any, grads: Any) -> Both:
 def _pytorch(both: Both, scales: tuple, *, single: bool = False) -> list[np.ndarray]:
     """The weights after updates. single: of the two biases of a recurrent layer one is trained."""
     parameters = dict(both.pt.model.named_parameters())
-    before = {name: p.detach().clone() for name, p in parameters.items()}
-    optimizer = both.pt.optimizer
-    state = copy.deepcopy(optimizer.state_dict())
     left = {t.names[1] for t in both.transfers if t.joined} if single else set()
-    for scale in scales:
-        for name, parameter in parameters.items():
-            trained = parameter.requires_grad and name in both.raw and name not in left
-            parameter.grad = torch.from_numpy(both.raw[name] * scale) if trained else None
-        given = {n: p.grad.clone() for n, p in parameters.items() if p.grad is not None}
-        optimizer.step()
-        both.clip = _clip_of(given, parameters) if scale == scales[0] else both.clip
-    arrays = {n: t.detach().numpy() for n, t in both.pt.model.state_dict().items()}
-    after = [t.convert(arrays).astype(np.float64) for t in both.transfers]
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(before[name])
-            parameter.grad = None
-    optimizer.load_state_dict(state)
-    return after
+    with both.pt.training():
+        for scale in scales:
+            for name, parameter in parameters.items():
+                trained = parameter.requires_grad and name in both.raw and name not in left
+                parameter.grad = torch.from_numpy(both.raw[name] * scale) if trained else None
+            given = {n: p.grad.clone() for n, p in parameters.items() if p.grad is not None}
+            both.pt.optimizer.step()
+            both.clip = _clip_of(given, parameters) if scale == scales[0] else both.clip
+        arrays = {n: t.detach().numpy() for n, t in both.pt.model.state_dict().items()}
+        return [t.convert(arrays).astype(np.float64) for t in both.transfers]
 
 
 def _clip_of(given: dict, parameters: dict) -> tuple[str, float]:
@@ -126,16 +118,14 @@ def _clip_of(given: dict, parameters: dict) -> tuple[str, float]:
 def _tensorflow(both: Both, scales: tuple, *, slices: bool) -> list[np.ndarray]:
     """The weights after updates. slices: hand over gradients as they come, not as arrays."""
     optimizer = both.tf.file_model.optimizer(both.tf.model, RECIPE)
-    before, variables = both.start(), [t.variable for t in both.transfers]
-    for scale in scales:
-        grads: list = [tf.constant(g.astype(np.float32) * scale) for g in both.grads]
-        for place, g in both.slices.items() if slices else ():
-            grads[place] = tf.IndexedSlices(g.values * scale, g.indices, g.dense_shape)
-        optimizer.apply_gradients(list(zip(grads, variables, strict=True)))
-    after = both.start()
-    for variable, value in zip(variables, before, strict=True):
-        variable.assign(value)
-    return after
+    variables = [t.variable for t in both.transfers]
+    with kept(variables):
+        for scale in scales:
+            grads: list = [tf.constant(g.astype(np.float32) * scale) for g in both.grads]
+            for place, g in both.slices.items() if slices else ():
+                grads[place] = tf.IndexedSlices(g.values * scale, g.indices, g.dense_shape)
+            optimizer.apply_gradients(list(zip(grads, variables, strict=True)))
+        return both.start()
 
 
 def _explain(report: Report, both: Both, step: str, scales: tuple, ours, theirs) -> None:
@@ -238,17 +228,13 @@ def _needed(a: Settings, b: Settings, explains: Any) -> list[str]:
 
 def train(report: Report, pt: Any, side: Any, weights: Any, settings: Settings, batches) -> None:
     """Train both on the same batches; a certificate, or a finding where they part."""
-    start = {name: t.detach().clone() for name, t in pt.model.state_dict().items()}
-    before = [v.numpy() for v in side.model.weights]
     compared = [(p, t) for p, t in weights.transfers() if not t.role.startswith("moving")]
-    one, ours = _train_pytorch(pt, settings, batches, STEPS)
-    other = _train_tensorflow(side, batches, len(one))
-    theirs = [transfer.variable.numpy() for _, transfer in compared]
-    pt.model.load_state_dict(start)
+    one, ours = _train_pytorch(pt, settings, batches, STEPS, MOST_SECONDS)
     with pt.shaken():
-        again, shifted = _train_pytorch(pt, settings, batches, len(one), seconds=np.inf)
-    for variable, value in zip(side.model.weights, before, strict=True):
-        variable.assign(value)
+        again, shifted = _train_pytorch(pt, settings, batches, len(one), np.inf)
+    with kept(side.model.weights):
+        other = _train_tensorflow(side, batches, len(one))
+        theirs = [transfer.variable.numpy() for _, transfer in compared]
     scale = np.maximum(np.abs(one), 1e-8)
     losses, scatter = (np.abs(np.array(one) - run) / scale for run in (other, again))
     size, bound = float(losses.max()), max(SCATTER * float(scatter.max()), LEAST_LOSS)
@@ -268,29 +254,26 @@ def train(report: Report, pt: Any, side: Any, weights: Any, settings: Settings, 
 
 
 def _train_pytorch(
-    pt: Any, settings: Settings, batches: dict, most: int, *, seconds: float = MOST_SECONDS / 3
+    pt: Any, settings: Settings, batches: dict, most: int, seconds: float
 ) -> tuple[list, dict]:
-    """Losses and weights afterwards; fewer steps where they take longer than some seconds."""
-    losses, start = [], time.monotonic()
-    optimizer = pt.optimizer
-    state = copy.deepcopy(optimizer.state_dict())
-    for number in range(most):
-        x, y = pt.kit.to_device(*batches["pytorch"](number))
-        with pt.calls(training=True):
-            output = pt.call(x)
-        loss = pt.loss(output, y)
-        optimizer.zero_grad()
-        loss.backward()
-        if settings.kind == "adam":  # where Keras adds it
-            for group in optimizer.param_groups:
-                group["eps"] = settings.epsilon / (1 - settings.betas[1] ** (number + 1)) ** 0.5
-        optimizer.step()
-        losses.append(loss.item())
-        if time.monotonic() - start > seconds and len(losses) >= LEAST_STEPS:
-            break
-    arrays = {n: t.detach().numpy().copy() for n, t in pt.model.state_dict().items()}
-    optimizer.load_state_dict(state)
-    optimizer.zero_grad()
+    """Losses and weights afterwards; fewer steps where they take more of the processor."""
+    losses, start, optimizer = [], time.process_time(), pt.optimizer
+    with pt.training():
+        for number in range(most):
+            x, y = pt.kit.to_device(*batches["pytorch"](number))
+            with pt.calls(training=True):
+                output = pt.call(x)
+            loss = pt.loss(output, y)
+            optimizer.zero_grad()
+            loss.backward()
+            if settings.kind == "adam":  # where Keras adds it
+                for group in optimizer.param_groups:
+                    group["eps"] = settings.epsilon / (1 - settings.betas[1] ** (number + 1)) ** 0.5
+            optimizer.step()
+            losses.append(loss.item())
+            if time.process_time() - start > seconds and len(losses) >= LEAST_STEPS:
+                break
+        arrays = {n: t.detach().numpy().copy() for n, t in pt.model.state_dict().items()}
     return losses, arrays
 
 

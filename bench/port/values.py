@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from shared import user_model
+
 # Up to which a relative L2 distance counts as equal: so many times what rounding to float32 does to
 # PyTorch's tensor (against its own run in float64), and never less than the floor.
 TIMES_ROUNDING, FLOOR = 20.0, 2e-6
@@ -83,6 +85,14 @@ def numpy(tensor: Any) -> np.ndarray:
         return tensor.numpy()
     array = np.asarray(tensor)
     return array if array.dtype.kind in "fiub" else array.astype(np.float32)
+
+
+def outputs(output: Any) -> list:
+    """The tensors of a model's output that are of numbers, in order; of one with logits these."""
+    tree = getattr(output, "logits", output)
+    tree = tree.get("logits", tree) if isinstance(tree, dict) else tree
+    leaves = (leaf for leaf in user_model.leaves(tree) if hasattr(leaf, "dtype"))
+    return [leaf for leaf in leaves if numpy(leaf).dtype.kind == "f"]
 
 
 @dataclass

@@ -304,8 +304,7 @@ def tensorflow_units(tf: TensorFlowSide, trace: tensorflow_side.Trace) -> Iterat
     }
     layers = sorted(tf.layers(), key=lambda layer: order.get(id(layer), len(order)))
     for layer in layers:
-        held = [*layer._trainable_variables, *layer._non_trainable_variables]
-        held = [v for v in held if "seed" not in v.name]
+        held = [v for v in tensorflow_side.held(layer) if "seed" not in v.name]
         if held:
             yield from _units(names.get(id(layer), layer.name), layer, held)
 
