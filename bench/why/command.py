@@ -156,9 +156,9 @@ def of_why(record: Record, one: Why) -> list[str]:
     """The sentence and the table of what a record keeps."""
     lines = [f"{causes.heading(record, one)}: {one.sentence}."]
     lines += [f"  {told}" for told in (causes.agreement(record, one), *causes.evidence(one))]
-    lines.append(f"  {'kind of work':40}{_short(one.names[0])}{_short(one.names[1])}{'more':>11}")
+    lines.append(f"  {'kind of work':40}{_short(one.names[0])}{_short(one.names[1])}{'more':>13}")
     for what, (a, b) in one.kinds.items():
-        lines.append(f"  {what:40}" + "".join(f"{s * 1e3:11.3f}" for s in (a, b, a - b)))
+        lines.append(f"  {what:40}" + "".join(f"{s * 1e3:13.3f}" for s in (a, b, a - b)))
     return [*lines, ""]
 
 
@@ -180,15 +180,15 @@ def _table(title: str, difference: Difference, every: list[Line], most: int = 99
     if rest:
         shown.append(Line("all others", sum(r.a for r in rest), sum(r.b for r in rest)))
     shown.append(Line("the step", difference.a.step, difference.b.step))
-    rows = [f"{title:40}{'':>2}{_short(difference.a.name)}{_short(difference.b.name)}{'more':>11}"]
+    rows = [f"{title:40}{'':>2}{_short(difference.a.name)}{_short(difference.b.name)}{'more':>13}"]
     for one in shown:
-        values = "".join(f"{value * 1e3:11.3f}" for value in (one.a, one.b, one.more))
+        values = "".join(f"{value * 1e3:13.3f}" for value in (one.a, one.b, one.more))
         rows.append(f"{one.what[:41]:42}{values}")
     return rows
 
 
 def _short(name: str) -> str:
-    return f"{name[:10]:>11}"
+    return f"{name[:12]:>13}"
 
 
 def _products(difference: Difference) -> list[str]:

@@ -19,7 +19,7 @@ from bench.report.advised import named
 from bench.report.names import name_of
 from bench.why import pairs
 from bench.why.causes import Cause, sentence
-from bench.why.difference import Difference
+from bench.why.difference import LEAST, Difference
 from bench.why.side import Request
 from shared import datasets
 from shared.cgroups import usable_threads
@@ -98,7 +98,8 @@ def with_causes(
 
 def _names(a: Case, b: Case) -> tuple[str, str]:
     if a.framework == b.framework:
-        return name_of(a, short=True), name_of(b, short=True)
+        base = b.role == "baseline"
+        return name_of(a, short=True), pairs.BASELINE if base else name_of(b, short=True)
     return tuple(
         one.framework_title + (f" {name_of(one, short=True)}" if one.role != "baseline" else "")
         for one in (a, b)
@@ -107,11 +108,12 @@ def _names(a: Case, b: Case) -> tuple[str, str]:
 
 def _doubt(difference: Difference, a: Case, b: Case) -> str:
     """Why a difference says nothing of the record's; "" where it does."""
+    ours, theirs = a.timing.median_s, b.timing.median_s
     if difference.is_noise:
-        return ""
+        shown = ours and theirs and abs(ours - theirs) >= LEAST * min(ours, theirs)
+        return "the run shows a difference, and the rounds now do not" if shown else ""
     if abs(difference.line(DELAYED).more) > abs(difference.seconds) / 2:
         return "other programs had the processors for more than half of the difference"
-    ours, theirs = a.timing.median_s, b.timing.median_s
     if ours and theirs and (ours - theirs) * difference.seconds < 0:
         return "the faster of the two is the slower one now"
     return ""

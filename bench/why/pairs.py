@@ -24,6 +24,7 @@ from shared.cgroups import usable_threads
 from shared.specs import TASKS
 
 ROUNDS = 7
+BASELINE = "its baseline"  # what the other row of one framework is called
 Say = Callable[[str], None]
 
 
@@ -53,13 +54,19 @@ def asked(given: Namespace, folder: Path) -> tuple[Request, Request]:
     a, b = (
         request(
             case_of(technique, one, side, work),
-            FRAMEWORKS[side].title if twins else one.title or one.name.replace("_", " "),
+            FRAMEWORKS[side].title if twins else _name(one),
             data,
             size,
         )
         for side, one in both
     )
     return a, b
+
+
+def _name(variant: Variant) -> str:
+    if variant.role == "baseline":
+        return BASELINE
+    return variant.title or variant.name.replace("_", " ")
 
 
 def _variants(technique: Technique, name: str | None, sides: list[str]) -> list[Variant]:

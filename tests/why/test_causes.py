@@ -277,12 +277,21 @@ def test_causes_of_headline_pairs_stand_beside_their_ratios():
     assert f"Why, {work}: {told}" in page.html(kept)
 
 
+@pytest.mark.parametrize(("factor", "kept"), [(1.01, True), (1.5, False)])
+def test_a_pair_has_no_cause_where_the_run_shows_a_difference_that_rounds_now_lack(factor, kept):
+    record = records.whole_run()
+    a, b = of_record.headline(record)[0]
+    a = a.but(timing=a.timing.but(median_s=factor * b.timing.median_s))
+    same = compare(side("one"), side("another"))
+    assert (of_record._doubt(same, a, b) == "") == kept
+
+
 @pytest.mark.parametrize(("factor", "words"), [(1.02, "within 5%"), (2.0, "50% away")])
 def test_the_sum_of_the_parts_is_tested_by_the_steps_of_the_run(factor, words):
     record = records.whole_run()
     a, b = of_record.headline(record)[0]
     ours, theirs = a.timing.median_s, b.timing.median_s
-    one = of_record.of_difference(a.id, b.id, compare(side("one"), side("another")), [])
+    one = of_record.of_difference(a.id, b.id, compare(more(kinds.PRODUCTS), side("plain")), [])
     one = one.but(kinds={kinds.PRODUCTS: (ours, theirs)})
     timing = a.timing.but(median_s=theirs + factor * (ours - theirs))
     changed = [x.but(timing=timing) if x.id == a.id else x for x in record.cases]
