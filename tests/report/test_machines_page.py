@@ -51,7 +51,7 @@ def gained(*time):
 )
 def test_an_answer_stands_below_its_verdict_with_what_each_machine_says(there, heading, sign):
     part = sections(page(gained(*GAIN), gained(*there)))[heading]
-    assert "**train faster: digits-cnn, batch 64**" in part
+    assert "**train faster: small CNN on digits, batch 64**" in part
     assert f"\n- {sign} PyTorch: changed" in part
     assert "\n  - 200 GFLOP/s: 1.67x (1.61–1.72)\n" in part
     assert "\n  - 400 GFLOP/s: " in part
@@ -60,7 +60,8 @@ def test_an_answer_stands_below_its_verdict_with_what_each_machine_says(there, h
 def test_the_first_lines_say_how_many_hold_and_which_do_not():
     first = page(gained(*GAIN), gained(*NOTHING)).partition("\n## ")[0]
     assert "in 1 another machine shows otherwise" in first
-    assert "**Turns**: train faster: digits-cnn, batch 64. PyTorch's changed: 1.67x on 200" in first
+    work = "train faster: small CNN on digits, batch 64"
+    assert f"**Turns**: {work}. PyTorch's changed: 1.67x on 200" in first
 
 
 def test_why_is_what_was_measured_of_both():
