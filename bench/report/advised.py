@@ -239,7 +239,7 @@ def table(answers: list[Answer], known: Sequence[Why] = ()) -> Table:
 
     known: where differences come from, whose sentence stands beside the ratio.
     """
-    rows, why = [], {(one.numerator, one.denominator): f"{one.sentence}." for one in known}
+    rows, why = [], {(one.numerator, one.denominator): f"Why: {one.sentence}." for one in known}
     for answer in answers:
         sides = {name: sentence(answer, side) for name, side in answer.sides.items()}
         best = [side.best for side in answer.sides.values()]

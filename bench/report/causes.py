@@ -38,7 +38,7 @@ def agreement(record: Record, why: Why) -> str:
     run = a.timing.median_s - b.timing.median_s
     apart = abs(parts - run) / abs(run) if run else float("inf")
     far = f"within {CLOSE:.0%}" if apart <= CLOSE else f"{apart:.0%} away"
-    told = f"the parts sum to {number(parts * 1e3)} ms"
+    told = f"The parts sum to {number(parts * 1e3)} ms"
     told += f", the run's own steps differ by {number(run * 1e3)} ms"
     return told if why.ci[0] <= 0 <= why.ci[1] else f"{told}: {far}"
 

@@ -31,7 +31,7 @@ Pair = tuple[Case, Case]
 
 
 def headline(record: Record) -> list[Pair]:
-    """The pairs whose times the answer compares: both frameworks' rows, a row and its baseline.
+    """The pairs whose times the answer tells apart: both frameworks' rows, a row and its baseline.
 
     Those of both frameworks first.
     """
@@ -43,7 +43,7 @@ def headline(record: Record) -> list[Pair]:
     made = [
         tuple(answer.sides[name].best.case for name in FRAMEWORKS)
         for answer in timed
-        if answer.between and answer.between.bounds
+        if answer.ahead
     ]
     rows = (named(side) for answer in timed for side in answer.sides.values())
     made += [(row.case, row.base) for row in rows if row and row.base]

@@ -272,7 +272,7 @@ def test_causes_of_headline_pairs_stand_beside_their_ratios():
     work = causes_of_record.heading(kept, kept.why[0])
     assert told in kept.why[0].sentence
     assert sum(x - y for x, y in kept.why[0].kinds.values()) == pytest.approx(kept.why[0].seconds)
-    assert told in advised.table(answers(kept), kept.why).rows[0][-1]
+    assert f"Why: {told}" in advised.table(answers(kept), kept.why).rows[0][-1]
     assert f"{work}: {told}" in tables.markdown(kept)
     assert f"Why, {work}: {told}" in page.html(kept)
 
