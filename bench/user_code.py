@@ -27,7 +27,7 @@ from bench.record import FRAMEWORKS, Case
 from bench.report.names import title
 from bench.report.text import hanging
 from bench.user_task import UserModel
-from shared.user_model import MAKERS, RECIPE
+from shared.user_model import KERAS, MAKERS, RECIPE
 
 WIDTH = 80
 FILES = {TRAIN: "use", PREDICT: "predict"}  # how their names begin
@@ -121,7 +121,12 @@ def _by_its_file(case: Case, framework: str, words: str) -> list[str]:
 
 
 def _code(model: UserModel, kind: str, case: Case, name: str) -> str | None:
-    """The code of a row, as a file of this name; None where no few lines can show it."""
+    """The code of a row, as a file of this name; None where no few lines can show it.
+
+    A Keras model on PyTorch has none: what it needs to be told its mode is in the kit.
+    """
+    if case.framework == "pt" and model.file.maker("pt") == KERAS:
+        return None
     return (train_code if kind == TRAIN else predict_code)(model, case, name)
 
 
@@ -174,7 +179,7 @@ def _rendered(template: str, model: UserModel, case: Case, name: str, **more: An
         "allocator": allocator(),
         "name": name,
         "side": side,
-        "maker": MAKERS[side],
+        "maker": model.file.maker(side),
         "places": repr([str(ROOT), str(path.parent)]),
         "importable": _importable(path),
         "file": path,

@@ -73,7 +73,7 @@ class UserModel:
     @property
     def keras_backend(self) -> str | None:
         """The backend that the user asked Keras for, in the file or before it; None without it."""
-        if "tf" not in self.sides:
+        if "tf" not in self.sides or self.file.is_keras:  # which has its backend on each side
             return None
         by_file = self.about["sides"]["tf"].get("keras_backend")
         return by_file if by_file != KERAS_BACKEND else os.environ.get("KERAS_BACKEND")
@@ -145,11 +145,13 @@ def _check(
 ) -> dict:
     """What `about.json` says: of each side, and of both."""
     checked, missing = {}, {}
-    paired = len(sides) > 1 and "copy_weights" in file.functions
+    paired = len(sides) > 1 and ("copy_weights" in file.functions or file.is_keras)
     pairs: dict[str, str] = {}
     for side in sides:
         try:
-            if paired and side == "tf" and "pt" in checked:
+            if paired and side == "tf" and "pt" in checked and file.is_keras:
+                user_model.save_weights(folder / "tf", user_model.load_weights(folder / "pt"))
+            elif paired and side == "tf" and "pt" in checked:
                 say("copying PyTorch's weights into TensorFlow's model")
                 copied = _copied(processes, file, folder)
                 if copied is None:

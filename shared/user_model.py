@@ -34,7 +34,9 @@ from shared.profiles import in_order
 from shared.specs import TASKS, DatasetSpec, FileSpec, Recipe, Task
 
 MAKERS = {"pt": "pytorch", "tf": "tensorflow"}
-FUNCTIONS = ("pytorch", "tensorflow", "batch", "batches", "copy_weights", "evaluate")
+KERAS = "keras"  # makes the model of a framework that the file has no other function for
+FUNCTIONS = ("pytorch", "tensorflow", KERAS)
+FUNCTIONS += ("batch", "batches", "copy_weights", "evaluate")
 PACKAGES = ("shared", "bench", "pt_impl", "tf_impl")  # whose names a file's own can't have
 USUAL_BATCH = 32  # where the file's `batch` has no default size
 SOURCE = "source.py"  # the file as it was checked: it may be edited while it is measured
@@ -77,7 +79,17 @@ class File:
     @property
     def sides(self) -> list[str]:
         """The frameworks that it has a model for."""
-        return [side for side, maker in MAKERS.items() if maker in self.functions]
+        return [side for side in MAKERS if self.maker(side) in self.functions]
+
+    @property
+    def is_keras(self) -> bool:
+        """Whether one Keras model is that of both frameworks."""
+        return all(self.maker(side) == KERAS for side in self.sides)
+
+    def maker(self, side: str) -> str:
+        """The name of the function that makes a framework's model."""
+        name = MAKERS[side]
+        return KERAS if name not in self.functions and KERAS in self.functions else name
 
     def sha256(self) -> str:
         """Of its text."""
@@ -100,7 +112,10 @@ def look(path: str | Path) -> File:
     except (ValueError, RecursionError, MemoryError) as error:  # no text, or nested too deep
         raise BadFile(f"{path.name} is no Python ({error}): give a file of Python") from None
     functions = frozenset(names(tree.body, path.parent)) & {*FUNCTIONS, "*"}
-    has_model, has_batch = functions & set(MAKERS.values()), functions & {"batch", "batches"}
+    if not any(isinstance(n, ast.FunctionDef) and n.name == KERAS for n in ast.walk(tree)):
+        functions -= {KERAS}  # a file that imports Keras has the name, too
+    has_model = functions & {*MAKERS.values(), KERAS}
+    has_batch = functions & {"batch", "batches"}
     if "*" in functions and not (has_model and has_batch):
         raise BadFile(
             f"{path.name} imports * from a module whose names are not known before it is run: "
@@ -109,8 +124,8 @@ def look(path: str | Path) -> File:
     functions -= {"*"}
     if not has_model:
         raise BadFile(
-            f"{path.name} has neither pytorch() nor tensorflow(): write one that returns "
-            "(model, loss_fn); `twinbench try --example` writes a file to start from"
+            f"{path.name} has neither pytorch() nor tensorflow(), nor keras(): write one that "
+            "returns (model, loss_fn); `twinbench try --example` writes a file to start from"
         )
     if not has_batch:
         raise BadFile(
@@ -151,6 +166,13 @@ def _all_names(folder: Path, module: str) -> set[str]:
             defined = names(ast.parse(path.read_bytes()).body)
             return {name for name in defined if not name.startswith("_")}
     return {"*"}
+
+
+def maker_of(module: ModuleType, side: str) -> str:
+    """The name of the function of an executed file that makes a framework's model."""
+    name = MAKERS[side]
+    has_keras = inspect.isfunction(getattr(module, KERAS, None))
+    return KERAS if has_keras and not hasattr(module, name) else name
 
 
 def function(module: ModuleType, *names: str) -> Callable:

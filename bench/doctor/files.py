@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from bench.record import FRAMEWORKS
-from shared.user_model import MAKERS, look, names
+from shared.user_model import KERAS, MAKERS, look, names
 
 MODULES = {"torch": "pt", "torchvision": "pt", "tensorflow": "tf", "keras": "tf", "tf_keras": "tf"}
 
@@ -67,7 +67,10 @@ def sides_of(path: Path, asked: str | None = None) -> list[str]:
     """
     if names(read(path).body) & {"make"}:
         return [framework_of(path, asked)]
-    sides = look(path).sides
+    file = look(path)
+    sides = [side for side in file.sides if file.maker(side) != KERAS]
+    if not sides:
+        raise ValueError(f"{path} has keras() alone: twinbench try measures it on both backends")
     if asked and asked not in sides:
         raise ValueError(f"{path} has no {MAKERS[asked]}(): leave --framework out")
     return [asked] if asked else sides

@@ -128,8 +128,7 @@ def process_environment(*, threads: int, flavour: str | None, allocator: str) ->
         places = map(os.path.abspath, paths.split(os.pathsep))
         environment["PYTHONPATH"] = os.pathsep.join(places)
     environment |= dict.fromkeys(THREAD_VARIABLES, str(threads))
-    if flavour:
-        environment["KERAS_BACKEND"] = KERAS_BACKEND
+    environment["KERAS_BACKEND"] = KERAS_BACKEND if flavour else "torch"
     environment |= {
         "TF_USE_LEGACY_KERAS": "1" if flavour == "tf_keras" else "0",
         "TF_CPP_MIN_LOG_LEVEL": "2",

@@ -188,7 +188,8 @@ def _with(module: Any, **others: Any) -> SimpleNamespace:
 
 def _maker(module: Any, side: str) -> Callable:
     """What makes the file's model; rows are measured with the run's threads, not with its own."""
-    name, runtime = MAKERS[side], importlib.import_module(f"{side}_impl.kit.runtime")
+    name = user_model.maker_of(module, side)
+    runtime = importlib.import_module(f"{side}_impl.kit.runtime")
 
     def make() -> Any:
         with runtime.same_threads():

@@ -1,7 +1,8 @@
 """A user's own model, as the suite's other models are had: built, weights in and out, its loss.
 
-What it holds: what a function `pytorch()` of a user's file returns, held to what a train step
-needs, with an optimizer that can be made again for each copy of the model.
+What it holds: what a function `pytorch()` of a user's file returns, or `keras()` with Keras on
+PyTorch, held to what a train step needs, with an optimizer that can be made again for each copy of
+the model.
 Twin: `tf_impl/kit/user_model.py`.
 Where the frameworks differ: weights are called as in `state_dict`; there they are numbered, since
 Keras counts up the names of layers in a process. An optimizer belongs to its parameters, and a
@@ -23,6 +24,8 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from pt_impl.kit import calling, comparing, runtime, signatures, training
+from pt_impl.kit.keras_modules import KerasModule, KerasOptimizer
+from shared import keras_models
 from shared.specs import Recipe
 from shared.user_model import (
     BadFile,
@@ -54,6 +57,8 @@ class UserModel:
     def build(self, weights: dict[str, np.ndarray] | None = None) -> nn.Module:
         """A model with these weights. Raises BadFile where `make` returns something else."""
         model, loss, optimizer = _parts(self.make())
+        if isinstance(model, KerasModule):
+            return self._build_keras(model, loss, optimizer, weights)
         model.to(runtime.device())
         lazy = any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters())
         if lazy and self.example is not None:
@@ -71,6 +76,21 @@ class UserModel:
         if optimizer is not None:
             self._optimizers[model], self._remade = optimizer, _remake(optimizer, model)
         return model
+
+    def _build_keras(self, model: KerasModule, loss, optimizer, weights) -> KerasModule:
+        """The same of a Keras model: a loss of Keras takes (y, output)."""
+        if self.example is not None and (not model.keras_model.built or not model.named_weights()):
+            with torch.no_grad():
+                _run(model.eval(), self.example)
+        if weights is not None:
+            model.import_weights(weights)
+        keras = sys.modules["keras"]
+        turned = isinstance(loss, keras.losses.Loss)
+        self._loss = (lambda output, y: loss(y, output)) if turned else loss
+        if optimizer is not None:
+            kind, config = type(optimizer), optimizer.get_config()
+            self._remade = lambda other: KerasOptimizer(other, kind.from_config(config))
+        return model.train()
 
     def loss(self, output, y) -> Tensor:
         """The file's loss of an output; one that reads its model, that of the model of the output.
@@ -143,6 +163,8 @@ def _parts(found) -> tuple:
             f"{type(found).__name__}"
         )
     model, loss, optimizer = (*found, None)[:3]
+    if keras_models.is_keras(model):
+        return _parts_of_keras(model, loss, optimizer)
     _refuse_keras(model)
     if not isinstance(model, nn.Module):
         raise BadFile(f"pytorch() returns a {type(model).__name__} as its model, not an nn.Module")
@@ -166,6 +188,21 @@ def _parts(found) -> tuple:
             " (its step needs a closure): give one that takes the gradients, such as AdamW"
         )
     return model, loss, optimizer
+
+
+def _parts_of_keras(model, loss, optimizer) -> tuple:
+    """The same of a Keras model, as a module of PyTorch's."""
+    keras = sys.modules["keras"]
+    if keras.config.backend() != "torch":
+        raise BadFile(
+            f"Keras runs on {keras.config.backend()} here: leave KERAS_BACKEND to the run, which "
+            "sets it to torch"
+        )
+    if not callable(loss) or isinstance(loss, type):
+        raise BadFile("keras() has to give a loss of keras.losses, or a function (output, y)")
+    if optimizer is not None and not isinstance(optimizer, keras.Optimizer):
+        raise BadFile(f"keras() returns a {type(optimizer).__name__} as its optimizer")
+    return KerasModule(model), loss, optimizer
 
 
 def _refuse_keras(model) -> None:
@@ -236,7 +273,9 @@ def _remake(optimizer: torch.optim.Optimizer, model: nn.Module) -> Callable:
 
 
 def export_weights(model: nn.Module) -> dict[str, np.ndarray]:
-    """Copies of all tensors that `state_dict` holds."""
+    """Copies of all tensors that `state_dict` holds; of a Keras model, of its weights."""
+    if isinstance(model, KerasModule):
+        return model.export_weights()
     state = model.state_dict().items()
     return {name: _array(tensor) for name, tensor in state if isinstance(tensor, Tensor)}
 
@@ -248,6 +287,8 @@ def _array(tensor: Tensor) -> np.ndarray:
 
 def import_weights(model: nn.Module, weights: dict[str, np.ndarray]) -> None:
     """Copy `weights` into a model; its extra state stays. ValueError where they do not fit."""
+    if isinstance(model, KerasModule):
+        return model.import_weights(weights)
     given = {n: v for n, v in model.state_dict().items() if not isinstance(v, Tensor)}
     given |= {name: torch.from_numpy(np.array(value)) for name, value in weights.items()}
     try:
@@ -259,12 +300,16 @@ def import_weights(model: nn.Module, weights: dict[str, np.ndarray]) -> None:
 
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Name -> trainable parameter."""
+    if isinstance(model, KerasModule):
+        return model.trained()
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def reseed(model: nn.Module, seed: int) -> None:
     """Begin the model's random numbers anew, such as those of its dropout."""
     runtime.set_seed(seed)
+    if isinstance(model, KerasModule):
+        model.reseed(seed)
 
 
 def parameter_count(model: nn.Module) -> int:
@@ -309,6 +354,11 @@ def check(file_model: UserModel, model: nn.Module, batch: tuple) -> dict:
             f"the loss of the first batch is {loss.item()}: look at the data and the model"
         )
     check_broadcast(file_model.loss, output, y)
+    if isinstance(model, KerasModule) and model.keras_model.losses:
+        raise BadFile(
+            "the Keras model adds losses of its own (regularizers, add_loss), and a step of PyTorch"
+            " adds none: write them into loss_fn"
+        )
     if not named_parameters(model):
         raise BadFile("the model has no parameter that is trained")
     if not loss.requires_grad:

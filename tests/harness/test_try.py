@@ -179,7 +179,9 @@ def test_the_backend_of_keras_is_that_of_the_file_or_of_the_user(
     if before:
         monkeypatch.setenv("KERAS_BACKEND", before)
     about = {"sides": {side: {"keras_backend": by_file} for side in sides}}
-    assert UserModel(None, None, about, {}).keras_backend == asked
+    of_both, of_tensorflow = (SimpleNamespace(is_keras=known) for known in (True, False))
+    assert UserModel(of_tensorflow, None, about, {}).keras_backend == asked
+    assert UserModel(of_both, None, about, {}).keras_backend is None  # it has one on each side
 
 
 def test_keras_has_tensorflow_as_its_backend_where_tensorflow_is_measured(monkeypatch):

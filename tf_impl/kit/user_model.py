@@ -1,7 +1,7 @@
 """A user's own model, as the suite's other models are had: built, weights in and out, its loss.
 
-What it holds: what a function `tensorflow()` of a user's file returns, held to what a train step
-needs, with an optimizer that can be made again for each copy of the model.
+What it holds: what a function `tensorflow()` or `keras()` of a user's file returns, held to what a
+train step needs, with an optimizer that can be made again for each copy of the model.
 Twin: `pt_impl/kit/user_model.py`.
 Where the frameworks differ: a Keras model may have no variables before its first call. Weights are
 numbered in the order of `model.weights`, since Keras counts up the names of layers in a process. An
