@@ -1,4 +1,4 @@
-"""`twinbench COMMAND`: everything but the benchmark itself, which is `pytest bench/`."""
+"""`twinbench COMMAND`: all but the benchmark itself, which is `pytest bench/`."""
 
 from __future__ import annotations
 

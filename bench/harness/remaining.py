@@ -10,7 +10,6 @@ from msgspec import structs
 
 from bench.analysis.machine_class import words
 from bench.harness import checks
-from bench.harness.durations import Durations
 from bench.harness.plan import Case
 from bench.harness.progress import clock
 from bench.harness.run_plan import Plan
@@ -136,8 +135,8 @@ def describe(
         names = ", ".join(plan.left_out)
         lines.append(_hanging(f"measured only where --technique or -k names them: {names}"))
     lines.append(_hanging(_summary(plan, left, taken_up, limit)))
-    if plan.durations.lender:
-        lines.append(_hanging(_borrowed(plan.durations)))
+    if plan.lender:
+        lines.append(_hanging(_borrowed(plan)))
     if limit:
         whole = left[0] + plan.durations.describe_s
         more = f": all of it would take about {clock(whole)}" * (limit < whole)
@@ -153,17 +152,17 @@ def table(plan: Plan, state: RunState) -> str:
     rows += [(part.name, str(part.count), clock(part.expected), clock(part.most)) for part in left]
     whole = (sum(part.expected for part in left), sum(part.most for part in left))
     rows.append(("together", "", *map(clock, whole)))
-    if plan.durations.lender:
+    if plan.lender or whole[0] == whole[1]:
         rows = [(*row[:3], "") for row in rows]
     return "\n".join(f"{a:<26}{b:>6}{c:>14}{d:>22}".rstrip() for a, b, c, d in rows)
 
 
-def _borrowed(durations: Durations) -> str:
+def _borrowed(plan: Plan) -> str:
     """Whose times the plan has, where this class of machine was never measured."""
-    lacks = ", ".join(durations.lacking)
+    lacks = ", ".join(plan.durations.lacking)
     slow = f"; it has {lacks}, which this one lacks: some rows may take far longer" * bool(lacks)
     return (
-        f"by the times of another machine ({words(durations.lender)}), "
+        f"by the times of another machine ({words(plan.lender)}), "
         f"until this one's speed is measured{slow}"
     )
 
@@ -171,7 +170,7 @@ def _borrowed(durations: Durations) -> str:
 def _summary(plan: Plan, left: tuple[float, float], taken_up: bool, limit: float | None) -> str:
     matches, amount = plan.matches(), plan.amount
     counts = [_count(len(plan.every), "case"), _count(len(set(plan.shown.values())), "program")]
-    counts += [_count(len(matches), "match", "matches")] * bool(matches)
+    counts += [f"timed in {_count(len(matches), 'group')}"] * bool(matches)
     blocks = f"{_count(amount.blocks, 'block')} of {amount.rounds} rounds"
     blocks = f"{amount.looks[0]} to {blocks}" if amount.looks else blocks
     repeated = [blocks] * bool(matches)
@@ -180,7 +179,7 @@ def _summary(plan: Plan, left: tuple[float, float], taken_up: bool, limit: float
         repeated.append(f"{plan.seeds[0]} seeds{more}")
     expected, most = (seconds + plan.durations.describe_s for seconds in left)
     whole = f"about {clock(expected)}"
-    if most > 1.05 * expected and plan.durations.lender is None:
+    if most > 1.05 * expected and plan.lender is None:
         whole += f", {clock(most)} if nothing is decided early"
     shown = _shown_before_the_end(plan, matches, expected, limit or inf)
     time = ", ".join(shown if limit and limit < expected else [*shown, f"all after {whole}"])
@@ -206,8 +205,8 @@ def _shown_before_the_end(
     return shown
 
 
-def _count(number: int, one: str, more: str = "") -> str:
-    return f"{number} {one if number == 1 else more or one + 's'}"
+def _count(number: int, one: str) -> str:
+    return f"{number} {one}{'s' * (number != 1)}"
 
 
 def _hanging(text: str) -> str:

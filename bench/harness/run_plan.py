@@ -11,6 +11,7 @@ from bench.harness.durations import Durations
 from bench.harness.plan import Case, Effort, Technique
 from bench.harness.processes import ROOT
 from bench.harness.selection import matches, programs
+from bench.record import Environment
 
 REPEATED_STARTS = 3  # of a baseline, where no technique asks for more than one
 
@@ -61,6 +62,12 @@ class Plan:
     def shown(self) -> dict[str, str]:
         """Case -> the case whose measurements it shows."""
         return programs(self.every, self.techniques)
+
+    @property
+    def lender(self) -> Environment | None:
+        """The other machine that its times are of; None where they are of this class."""
+        known = {name.partition("/")[0] for name in self.durations.lent}
+        return self.durations.lender if known & self.cases.keys() else None
 
     def matches(self, without: set[str] = frozenset()) -> list[list[Case]]:
         """Who plays with whom, once those `without` anything left to decide have left."""

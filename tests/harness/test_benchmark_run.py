@@ -84,7 +84,7 @@ def test_the_plan_comes_first_then_progress(whole):
     steps = [line for line in lines if line.startswith("[")]
     told = " ".join(" ".join(lines[2 : lines.index(steps[0])]).split())
     assert re.fullmatch(
-        rf"12 cases, 12 programs, 1 match; 2 blocks of 5 rounds, 2 seeds; "
+        rf"12 cases, 12 programs, timed in 1 group; 2 blocks of 5 rounds, 2 seeds; "
         rf"first table after about {DURATION}, all after about {DURATION}",
         told,
     )
