@@ -373,9 +373,7 @@ def test_a_quick_run_has_the_small_models_that_are_timed_and_names_the_rest():
     assert {"text-gpt-10m", "photos"} <= {c.task.name for c in every} - {c.task.name for c in found}
     plan = plan_of(found[:1], technique=techniques()[found[0].technique])
     plan = replace(plan, left_out=("folder", "schedules"))
-    assert "-k names them: folder, schedules" in " ".join(
-        remaining.describe(plan, (1, 1)).split()
-    )
+    assert "-k names them: folder, schedules" in " ".join(remaining.describe(plan, (1, 1)).split())
 
 
 def test_what_is_probed_alike_is_probed_once():
