@@ -16,6 +16,7 @@ SHARE = 0.15  # of the difference, from which on a kind of work is named
 MOST = 3
 DENORMAL, FLUSHED = 1e-3, 0.8  # share of the weights; of the time, with denormals flushed
 FEW = 0.01  # of a step: what is less was compiled into other kernels
+MOST_OF_PEAK = 1.1  # chosen: a share above it says that other programs disturbed the peak
 REPLACED = kinds.KINDS[: kinds.KINDS.index(kinds.COMPILED)]  # what compilers make kernels of
 MEASURED, TESTED, GUESS = "measured", "tested", "a guess"
 SELF_EVIDENT = (
@@ -186,6 +187,7 @@ def _speed(side: m.Side, kind: str, difference: Difference) -> tuple[float, str,
     peak = max(one.facts.peaks.get(dtype, 0.0) for one in _sides(difference))
     flops = sum(one.flops for one in every)
     share = flops / seconds / peak if seconds and peak and flops else None
+    share = share if share and share <= MOST_OF_PEAK else None
     return sum(one.calls for one in every), max(libraries, key=libraries.__getitem__), share
 
 

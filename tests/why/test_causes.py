@@ -140,6 +140,13 @@ def test_products_are_told_with_library_and_share_of_the_peak():
     assert sentence(compare(slow, fast)) == f"slow takes 25 ms more than plain: {told}"
 
 
+def test_a_share_above_the_peak_is_not_told():
+    slow = m.replaced(more(kinds.PRODUCTS, peaks={"float32": PEAK / 5}))
+    slow = m.replaced(slow, products=[product("MKL", 50 * MS)])
+    fast = m.replaced(side("plain", peaks={}), products=[product("oneDNN", 10 * MS)])
+    assert sentence(compare(slow, fast)).endswith("40 in 24 products (MKL, oneDNN)")
+
+
 def test_attention_without_its_kernel_is_told():
     def attending(one: m.Side, name: str) -> m.Side:
         names = [m.replaced(p, names=(name,)) for p in one.pieces]

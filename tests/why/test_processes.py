@@ -7,6 +7,7 @@ from argparse import Namespace
 import pytest
 from msgspec import structs
 
+from bench.harness import machine
 from bench.why import pairs
 from bench.why.causes import sentence
 from bench.why.experiments import COMPUTED, LIMITED
@@ -29,7 +30,10 @@ def test_a_cause_in_a_process_is_named(framework, plant, tmp_path):
     given = Namespace(what="digits-cnn", predict=False, batch=None, **ASKED)
     ours = next(one for one in pairs.asked(given, tmp_path) if one.framework == framework)
     pair = structs.replace(ours, name="planted", **changes), ours
+    watch = machine.Watch()
     difference, causes = pairs.explained(pair, rounds=5)
+    if busy := machine.busy(watch.stop().others):
+        pytest.skip(f"{busy}: then one thread may be faster than two, which wait for one another")
     named = [one.kind for one in causes if one.kind not in (kinds.DELAYED, kinds.WAITING)]
-    assert difference.seconds > 0
-    assert named[0] in expected, (sentence(difference), difference.kinds)
+    assert difference.seconds > 0, sentence(difference)
+    assert set(named[:1]) & expected, (sentence(difference), difference.kinds)
