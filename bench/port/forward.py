@@ -21,6 +21,7 @@ from bench.port.report import Report, Say
 from bench.port.tensorflow_side import TensorFlowSide
 from bench.port.values import (
     FLOOR,
+    MOST,
     TIMES_ROUNDING,
     WITHOUT_ROUNDING,
     Entry,
@@ -124,7 +125,7 @@ class Forward:
         sizes = self.pt.rounding(events, training=training)
         if sizes is None:
             return [WITHOUT_ROUNDING] * len(events)
-        return [max(TIMES_ROUNDING * size, FLOOR) for size in sizes]
+        return [min(max(TIMES_ROUNDING * size, FLOOR), MOST) for size in sizes]
 
     def _compared(self, theirs: Any, bounds: list[float], training: bool) -> Pass:
         ours = self.pt.trace(training=training)

@@ -168,6 +168,8 @@ def _written(key: str | None, formula: Formula) -> str:
     if key == "loss_logits":
         return str(formula.base == "logits")
     value = getattr(formula, LOSSES[key].settings[0]) if key else ""
+    if key == "loss_reduction":
+        return f"'{value}'"
     return str(-100 if key == "ignored_labels" and value is None else value)
 
 

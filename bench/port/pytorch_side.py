@@ -295,6 +295,8 @@ def _place_of_inplace(function: Callable) -> int | None:
 
 
 def _is_seen(name: str) -> bool:
+    if "empty" in name:  # whatever the memory held
+        return False
     return not name.startswith("_") or name in ("__getitem__", "_pad_packed_sequence")
 
 

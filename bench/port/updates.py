@@ -229,6 +229,7 @@ def _needed(a: Settings, b: Settings, explains: Any) -> list[str]:
 def train(report: Report, pt: Any, side: Any, weights: Any, settings: Settings, batches) -> None:
     """Train both on the same batches; a certificate, or a finding where they part."""
     compared = [(p, t) for p, t in weights.transfers() if not t.role.startswith("moving")]
+    before = {name: array.copy() for name, array in weights.arrays().items()}
     one, ours = _train_pytorch(pt, settings, batches, STEPS, MOST_SECONDS)
     with pt.shaken():
         again, shifted = _train_pytorch(pt, settings, batches, len(one), np.inf)
@@ -244,7 +245,8 @@ def train(report: Report, pt: Any, side: Any, weights: Any, settings: Settings, 
     apart = []  # the difference of each weight, its bound, and the pair
     for (pair, transfer), b in zip(compared, theirs, strict=True):
         a = transfer.convert(ours)
-        limit = max(SCATTER * distance(a, transfer.convert(shifted)), LEAST_LOSS)
+        scattered, moved = (distance(a, transfer.convert(run)) for run in (shifted, before))
+        limit = max(SCATTER * scattered, BOUND * moved, LEAST_LOSS)
         apart.append((distance(a, b), limit, pair))
     worst, limit, pair = max(apart, key=lambda entry: entry[0] / entry[1])
     if worst > limit:

@@ -11,8 +11,9 @@ import numpy as np
 from shared import user_model
 
 # Up to which a relative L2 distance counts as equal: so many times what rounding to float32 does to
-# PyTorch's tensor (against its own run in float64), and never less than the floor.
-TIMES_ROUNDING, FLOOR = 20.0, 2e-6
+# PyTorch's tensor (against its own run in float64), never less than the floor. What changes by more
+# than the most in float64, such as a type's largest number, is not changed by rounding.
+TIMES_ROUNDING, FLOOR, MOST = 20.0, 2e-6, 0.01
 WITHOUT_ROUNDING = 1e-4  # where a model has no float64 run
 LEAST_SPREAD = 0.01  # of its size: a tensor that varies by less proves no cause
 FEWEST = 4  # numbers; fewer may be equal by chance

@@ -20,12 +20,13 @@ from shared import user_model
 def main() -> None:
     options = [argument for argument in sys.argv[1:] if argument.startswith("--")]
     for path in [argument for argument in sys.argv[1:] if argument not in options]:
-        start = time.monotonic()
+        start, used = time.monotonic(), time.process_time()
         try:
             answer = dataclasses.asdict(port(user_model.look(path), say=lambda _: None))
         except Exception:
             answer = {"error": traceback.format_exc()}
         answer["took"] = time.monotonic() - start
+        answer["processor"] = time.process_time() - used
         if options:
             answer["parameters"] = parameters(path)
         print("REPORT " + json.dumps(answer), flush=True)

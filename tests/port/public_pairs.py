@@ -50,7 +50,7 @@ class Difference(Struct, frozen=True):
 
 
 class Pair(Struct, frozen=True):
-    """What came of a file."""
+    """What came of a file. seconds: on the clock. processor_seconds: of all threads together."""
 
     title: str
     parameters: dict[str, int]
@@ -59,6 +59,7 @@ class Pair(Struct, frozen=True):
     notes: list[str]
     certified_steps: int
     seconds: float
+    processor_seconds: float = 0.0
 
 
 class Pairs(Struct):
@@ -97,6 +98,7 @@ def compared(name: str) -> Pair:
         notes=answer["notes"],
         certified_steps=certificate.get("steps", 0),
         seconds=answer["took"],
+        processor_seconds=answer["processor"],
     )
 
 
@@ -129,9 +131,10 @@ def _overview(record: Pairs) -> Table:
         named = sum(finding.verified for finding in pair.findings)
         steps = str(pair.certified_steps) if pair.certified_steps else MISSING
         shown = [str(len(pair.findings)), str(named), steps]
-        rows.append([pair.title, counts, *shown])
+        used = f"{pair.processor_seconds:.0f}" if pair.processor_seconds else MISSING
+        rows.append([pair.title, counts, *shown, f"{pair.seconds:.0f}", used])
     titles = ["pair", "parameters (PyTorch, TensorFlow)", "differences", "with a verified cause"]
-    titles += ["training steps certified equal"]
+    titles += ["training steps certified equal", "seconds", "of the processor"]
     return Table("", of_words(*titles), rows)
 
 
@@ -170,11 +173,13 @@ def main(arguments: list[str] | None = None) -> int:
         return int(page(record) != PAGE.read_text("utf-8"))
     for name in [] if given.page else given.names or known:
         try:
-            record.pairs[name] = compared(name)
+            pair = compared(name)
         except (ValueError, subprocess.TimeoutExpired) as error:
             print(error, file=sys.stderr)
             failed.append(name)
             continue
+        record = read()  # anew: other pairs may have been compared meanwhile
+        record.pairs[name] = pair
         record.machine = machine_class.words(machine.describe(machine.usable_threads()))
         record.packages |= _packages()
         record.pairs = dict(sorted(record.pairs.items()))
