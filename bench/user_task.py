@@ -162,13 +162,10 @@ def _check(
             say(f"a few steps in {FRAMEWORKS[side].title}")
             checked[side] = _ask(processes, file, side, "check", folder)
         except _Missing as error:
-            missing[side] = str(error)
+            missing[side] = f"{error}; install it with: {FRAMEWORKS[side].install}"
     if not checked:
         side, reason = next(iter(missing.items()))
-        raise BadFile(
-            f"{FRAMEWORKS[side].title} could not be started ({reason}); install it with: "
-            f"{FRAMEWORKS[side].install}"
-        )
+        raise BadFile(f"{FRAMEWORKS[side].title} could not be started: {reason}")
     sizes = {side: one["batch_size"] for side, one in checked.items()}
     if len(set(sizes.values())) > 1:
         raise BadFile(

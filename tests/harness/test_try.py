@@ -376,6 +376,23 @@ def test_a_python_without_tensorflow_copies_no_weights(monkeypatch, tmp_path):
     assert "PyTorch's Python has no TensorFlow: its weights can't be copied" in said
 
 
+def test_a_framework_that_is_missing_has_the_command_that_installs_it(monkeypatch, tmp_path):
+    path = tmp_path / "pair.py"
+    path.write_text("from others import pytorch, tensorflow, batch\n")
+    side = {"batch_size": 8, "labels_sha256": "a", "weights_sha256": "b", "scatter": 0.0}
+    side |= {"margin": 1.0, "train_steps": 1}
+
+    def ask(processes, file, name, op, folder):
+        if name == "tf":
+            raise user_task._Missing("No module named 'tensorflow'")
+        return side
+
+    monkeypatch.setattr(user_task, "_ask", ask)
+    about = user_task._check(None, user_model.look(path), ["pt", "tf"], tmp_path, print)
+    assert list(about["sides"]) == ["pt"]
+    assert about["missing"]["tf"].endswith("install it with: pip install -e '.[tensorflow]'")
+
+
 def test_the_twins_do_the_same_work(record):
     assert record.tasks["my_model"].paired
     baselines = [
