@@ -139,8 +139,8 @@ def describe(
         lines.append(_hanging(_borrowed(plan)))
     if limit:
         whole = left[0] + plan.durations.describe_s
-        more = f": all of it would take about {clock(whole)}" * (limit < whole)
-        lines.append(f"it ends after {clock(limit)}, with what it has{more}")
+        more = f"; all of it would take about {clock(whole)}" * (limit < whole)
+        lines.append(f"it ends after {clock(limit)}{more}")
     return "\n".join(lines)
 
 
