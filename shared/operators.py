@@ -89,5 +89,21 @@ def litert_delegated(path) -> bool:
     return len(parts) == 1 and outputs <= {*parts[0]["outputs"]}
 
 
+def executorch_operators(path) -> dict[str, int]:
+    """Count the parts of an ExecuTorch file by backend, and the operators left to its kernels."""
+    package = "executorch.exir._serialize._program"  # there is no public reader
+    program = runtimes.package(package, "executorch")
+    runtimes.check_exists(path)
+    try:
+        plan = program.deserialize_pte_binary(Path(path).read_bytes()).program.execution_plan[0]
+    except Exception as error:
+        raise ValueError(f"ExecuTorch can't load {path}: {runtimes.one_line(error)}") from error
+    counts = Counter(part.id for part in plan.delegates)
+    for step in (one.instr_args for chain in plan.chains for one in chain.instructions):
+        if hasattr(step, "op_index"):
+            counts[plan.operators[step.op_index].name] += 1
+    return dict(sorted(counts.items()))
+
+
 def _layers(found: dict[str, int]) -> dict[str, int]:
     return {name: number for name, number in sorted(found.items()) if _LAYER.search(name)}

@@ -1,4 +1,4 @@
-"""Runtimes that need no framework: ONNX Runtime, OpenVINO and LiteRT load a file and predict.
+"""Runtimes that need no framework: ONNX Runtime, OpenVINO, LiteRT and ExecuTorch run a file.
 
 Here stands what a program that only predicts needs; the files come from
 `pt_impl/deployment/export.py` and `tf_impl/deployment/export.py`. A runtime is imported when a file
@@ -41,11 +41,15 @@ from unittest import mock
 
 import numpy as np
 
-# In a LiteRT file: members of a zip archive behind the model, as its makers do it.
+# In files of LiteRT and ExecuTorch: members of a zip archive behind the model, as LiteRT's
+# makers do it.
 METADATA, SIGNATURE = "metadata.json", "signature.json"
 _ONNX_DTYPES = {"float": "float32", "double": "float64"}  # the others are called as in NumPy
 _LACKS = re.compile(r"'tf\.(\w+)' op is neither a custom op nor a flex op")
 _OPENVINO = {"float32": "f32", "bfloat16": "bf16"}
+# ExecuTorch's scalar types by their numbers.
+_EXECUTORCH = {0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16"}
+_EXECUTORCH |= {6: "float32", 7: "float64", 11: "bool"}
 
 Wanted = list[tuple[str, str, list]]  # name, dtype and shape of each input; what is no int is open
 
@@ -214,8 +218,10 @@ def load_litert(path, *, threads: int) -> Callable:
     given = signature.get("inputs", [detail["name"] for detail in inputs])
     made = signature.get("outputs", [detail["name"] for detail in outputs])
     wanted = []
-    for name, detail in zip(given, inputs, strict=True):
+    opened = signature.get("open_axes", [[] for _ in inputs])
+    for name, detail, axes in zip(given, inputs, opened, strict=True):
         sizes = [None if size < 0 else int(size) for size in detail["shape_signature"]]
+        sizes = [None if axis in axes else size for axis, size in enumerate(sizes)]
         wanted.append((name, np.dtype(detail["dtype"]).name, sizes))
     shapes: list = []
 
@@ -223,7 +229,12 @@ def load_litert(path, *, threads: int) -> Callable:
         if shapes != [array.shape for array in arrays]:  # the graph is laid out for one size
             for detail, array in zip(inputs, arrays, strict=True):
                 model.resize_tensor_input(detail["index"], array.shape)
-            model.allocate_tensors()
+            try:
+                model.allocate_tensors()
+            except RuntimeError as error:
+                sizes = ", ".join(str(array.shape) for array in arrays)
+                reason = "an operator in it holds the sizes of its example"
+                raise ValueError(f"LiteRT can't lay the file out for {sizes}: {reason}") from error
             shapes[:] = [array.shape for array in arrays]
         for detail, array in zip(inputs, arrays, strict=True):
             model.set_tensor(detail["index"], array)
@@ -236,8 +247,57 @@ def load_litert(path, *, threads: int) -> Callable:
     return predict
 
 
+def load_executorch(path, *, threads: int) -> Callable:
+    """Load an ExecuTorch file (.pte) on the CPU: XNNPACK's kernels where it was lowered to them.
+
+    threads: of the one pool that all files of the process share. From Python it takes PyTorch,
+    whose tensors the package hands over; a device runs the file in C++, without it.
+    """
+    library = package("executorch.extension.pybindings.portable_lib", "executorch")
+    runtime, torch = package("executorch.runtime", "executorch").Runtime, sys.modules["torch"]
+    check_exists(path)
+    library._unsafe_reset_threadpool(threads)  # there is no public way
+    try:
+        method = runtime.get().load_program(str(path)).load_method("forward")
+        metadata, signature = _behind_the_model(path)
+    except Exception as error:
+        raise ValueError(f"ExecuTorch can't load {path}: {one_line(error)}") from error
+    about = method.metadata
+    details = [about.input_tensor_meta(place) for place in range(about.num_inputs())]
+    given = signature.get("inputs", [f"input_{place}" for place in range(len(details))])
+    made = signature.get("outputs", [f"output_{place}" for place in range(about.num_outputs())])
+    opened = signature.get("open_axes", [[] for _ in details])
+    wanted = []
+    for name, detail, axes in zip(given, details, opened, strict=True):
+        sizes = [None if axis in axes else size for axis, size in enumerate(detail.sizes())]
+        wanted.append((name, _EXECUTORCH[detail.dtype()], sizes))
+
+    def run(arrays: list[np.ndarray]) -> list[np.ndarray]:
+        for array, detail in zip(arrays, details, strict=True):
+            if any(size > most for size, most in zip(array.shape, detail.sizes(), strict=True)):
+                raise ValueError(f"the file takes at most {detail.sizes()}, not {array.shape}")
+        tensors = [torch.from_numpy(np.require(array, requirements="W")) for array in arrays]
+        return [tensor.numpy() for tensor in method.execute(tensors)]
+
+    predict = predictor(wanted, made, run)
+    predict.metadata, predict.threads = metadata, library._threadpool_get_thread_count()
+    predict.precision = "float32"
+    return predict
+
+
+def describe(path, metadata: dict | None, **signature: list) -> None:
+    """Write metadata and signature behind the model of a file, where its runtime reads nothing.
+
+    signature: "inputs" and "outputs", their names; "open_axes" of each input, where the file itself
+    does not say which of its sizes may be others.
+    """
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(METADATA, json.dumps(metadata or {}))
+        archive.writestr(SIGNATURE, json.dumps(signature))
+
+
 def _behind_the_model(path) -> tuple[dict, dict]:
-    """The metadata and the signature that a LiteRT file carries: none where others made it."""
+    """The metadata and the signature that a file carries: none where others made it."""
     try:
         with zipfile.ZipFile(path) as archive:
             if damaged := archive.testzip():
@@ -384,12 +444,15 @@ def calibration_batches(
     return (tuple(array[place : place + size] for array in arrays) for place in places)
 
 
-def package(module: str, name: str) -> ModuleType:
-    """Import `module`; ModuleNotFoundError that names the package if it is not installed."""
+def package(module: str, name: str, *, where: str = "") -> ModuleType:
+    """Import `module`; ModuleNotFoundError that names the package if it is not installed.
+
+    where: the environment into which it can be installed, where that is not this one.
+    """
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"{name} is not installed: pip install {name}") from error
+        raise ModuleNotFoundError(f"{name} is not installed: pip install {name}{where}") from error
 
 
 def fitting(x, wanted: Wanted) -> list[np.ndarray]:

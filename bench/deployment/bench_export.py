@@ -1,4 +1,4 @@
-"""Export: predictions in ONNX Runtime, OpenVINO and LiteRT against those of the framework."""
+"""Export: predictions in ONNX Runtime, OpenVINO, LiteRT and ExecuTorch, and in the framework."""
 
 from __future__ import annotations
 
@@ -36,6 +36,11 @@ ROUTES = {
         load="shared.runtimes:load_litert",
         file="model.tflite",
     ),
+    "executorch": Route(
+        export="{impl}.deployment.export:export_executorch",
+        load="shared.runtimes:load_executorch",
+        file="model.pte",
+    ),
     "tensorrt": Route(
         export="{impl}.deployment.export:export_onnx",
         load="shared.runtimes:load_tensorrt",
@@ -43,10 +48,8 @@ ROUTES = {
     ),
 }
 UNSUPPORTED = {
-    "pt": {
-        "export_litert": "PyTorch has no LiteRT exporter of its own: litert-torch is one, and is"
-        " not installed with this project"
-    }
+    "pt": {"export_litert(precision)": "litert-torch leaves rounding to other packages"},
+    "tf": {"export_executorch": "ExecuTorch takes programs of torch.export"},
 }
 INT8_LOSSES = 1e-1  # relative: those in int8, each from its own ranges
 INTEGER_LAYERS = {  # counts them in a file: shared/operators.py
@@ -54,7 +57,7 @@ INTEGER_LAYERS = {  # counts them in a file: shared/operators.py
     "openvino": operators.openvino_integer_layers,
     "litert": operators.litert_integer_layers,
 }
-CPU_ROUTES = tuple(INTEGER_LAYERS)  # as their packages are installed here
+CPU_ROUTES = (*INTEGER_LAYERS, "executorch")  # as their packages are installed here
 # ONNX's own checker saw the file when it was written; its import would count in every start.
 UNCHECKED = {"load": {"check": False}}
 
@@ -97,7 +100,8 @@ TECHNIQUE = Technique(
         _int8("ONNX Runtime, int8", "onnx", settings=UNCHECKED),
         _int8("OpenVINO, int8", "openvino"),
         _int8("LiteRT, int8", "litert", frameworks=("tf",)),
-        row("litert", "LiteRT", "litert", frameworks=("pt",)),
+        row("litert", "LiteRT", "litert", "ordinary", frameworks=("pt",)),
+        row("executorch", "ExecuTorch, XNNPACK", "executorch", "ordinary", frameworks=("pt",)),
         row("tensorrt", "TensorRT", "tensorrt"),
     ),
     workloads=(
@@ -117,7 +121,10 @@ TECHNIQUE = Technique(
         "runs them after its own optimization.",
         "int8 in ONNX Runtime and OpenVINO is one quantizer over the file of each exporter; "
         "LiteRT's is TensorFlow's own.",
-        "Files from TensorFlow take images as NHWC, those from PyTorch as NCHW.",
+        "Files from TensorFlow take images as NHWC, those from PyTorch as NCHW. LiteRT computes in "
+        "NHWC, so that PyTorch's files for it transpose.",
+        "PyTorch's LiteRT and ExecuTorch take packages that this project does not ask for: "
+        "docs/install.md.",
         "baseline is the framework in place: eager in PyTorch, one tf.function in TensorFlow.",
     ),
     notes=(
@@ -130,6 +137,10 @@ TECHNIQUE = Technique(
         "Samples/s are of batches of 64 on all threads, in a full run of smaller ones and on one "
         "thread, too. There every figure is from four processes; in a default run the start is "
         "from two, and the rest from one.",
+        "ExecuTorch's package for Python imports PyTorch: start and memory are PyTorch's, too, "
+        "which no device pays. Its file plans memory for 256 samples.",
+        "litert-torch (0.10) writes its example's sizes into a file, which LiteRT lays out anew "
+        "for others. In digits-cnn, of one channel, a reshape holds the size: UNSUPPORTED.",
         "Precision is pinned: OpenVINO takes bfloat16 by itself where the CPU has it. ONNX "
         "Runtime's CPU kernels have float32 and integers alone on x86; litert_fp16 has float16 "
         "weights in its file and computes in float32. int8 takes its ranges from "
@@ -145,8 +156,6 @@ TECHNIQUE = Technique(
 
 def prepare(impl, work: Work) -> Prepared:
     """The framework's predictions, or those of a runtime."""
-    if impl.__name__ == "pt_impl" and work.settings["route"] == "litert":
-        raise NotImplementedError(UNSUPPORTED["pt"]["export_litert"])
     if work.settings["route"] in CPU_ROUTES:
         need_cpu(impl)
     return serving.prepare(impl, work, ROUTES[work.settings["route"]])
@@ -167,6 +176,11 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
                 for stage, optimized in stages.items()
             }
         }
+    if route == "litert":
+        evidence["xnnpack_runs_all"] = operators.litert_delegated(path)
+    if route == "executorch":
+        evidence["operators"] = ran = operators.executorch_operators(path)
+        reason = reason or (None if ran.get("XnnpackBackend") else "no part of it runs in XNNPACK")
     if "int8" in work.variant:
         x = np.asarray(batch[0].cpu() if hasattr(batch[0], "cpu") else batch[0])
         ran = INTEGER_LAYERS[route](path, x)

@@ -5,8 +5,8 @@
     logits = predict(array)  # any number of samples
 
 What it changes: who runs the model. Its operators and weights are written to a file, which ONNX
-Runtime or OpenVINO optimize for the machine and run, with neither PyTorch nor the model's source
-there. The mathematics stays; results differ by rounding.
+Runtime, OpenVINO, LiteRT or ExecuTorch optimize for the machine and run, with neither PyTorch nor
+the model's source there. The mathematics stays; results differ by rounding.
 
 Its twin: `tf_impl/deployment/export.py`.
 
@@ -15,7 +15,9 @@ Where the frameworks differ and why:
   size it has the example's side. TensorFlow has its graph, which tf2onnx translates.
 - Images go in as in the framework: NCHW here, NHWC there. ONNX's operators know NCHW alone.
 - int8 comes from ONNX Runtime's tool on both sides; OpenVINO takes that file.
-- PyTorch's way to LiteRT is a package of its own, litert-torch, with which this is not tested.
+- Small devices: PyTorch has ExecuTorch, and litert-torch writes TensorFlow's LiteRT. Both are
+  packages that PyTorch does not bring. LiteRT's kernels know NHWC alone, so that files from here
+  begin with a transposition.
 
 When it helps and when it hurts: it helps a program that only predicts, which starts at once and
 takes a fraction of the memory, and small models, whose time in a framework is mostly the
@@ -40,6 +42,10 @@ from shared import runtimes
 # The most that a file's outputs may be from the model's, in relative L2: kernels round otherwise,
 # and what int8 loses is the user's to judge, unless little is left.
 MOST_APART = {"float32": 1e-3, "int8": 0.5}
+_TORCH = ", in an environment with torch 2.14 (docs/install.md)"
+# Of an example with less than 16 samples (Signature's has two at least) PyTorch's choice between
+# kernels of 1x1 convolutions makes 15 the largest batch of ExecuTorch's file.
+_TIMES = 8
 
 
 def export_onnx(
@@ -152,6 +158,76 @@ def _converted(signature: Signature):
         given.get_tensor().set_names({name})
     converted.validate_nodes_and_infer_types()
     return converted
+
+
+def export_litert(
+    model: nn.Module,
+    example_inputs,
+    path,
+    metadata: dict | None = None,
+    *,
+    dynamic_batch: bool = True,
+    dynamic_sequence: bool = False,
+) -> Path:
+    """Write the model in evaluation mode as a LiteRT file (.tflite) and return its path.
+
+    Arguments, result and errors as in `export_onnx`, in float32; names and metadata stand in a zip
+    archive at the file's end. The file is recorded with the sizes of the example, and LiteRT lays
+    it out anew for others. That fails where an operator holds a size, as a reshape does:
+    NotImplementedError, and `dynamic_batch=False` writes it. Source: `litert_torch.convert`.
+    """
+    converter = runtimes.package("litert_torch", "litert-torch", where=_TORCH)
+    sizes = {"dynamic_batch": dynamic_batch, "dynamic_sequence": dynamic_sequence}
+    signature = Signature(model, example_inputs, **sizes)
+    with recording(model, "LiteRT"):
+        converted = converter.convert(signature, signature.example)
+    with runtimes.draft(path) as draft:
+        converted.export(str(draft))
+        _describe(draft, metadata, signature)
+        _check(runtimes.load_litert, draft, signature, "float32")
+    return Path(path)
+
+
+def export_executorch(
+    model: nn.Module,
+    example_inputs,
+    path,
+    metadata: dict | None = None,
+    *,
+    dynamic_batch: bool = True,
+    dynamic_sequence: bool = False,
+    largest: int = 256,
+) -> Path:
+    """Write the model in evaluation mode as an ExecuTorch file (.pte), lowered to XNNPACK.
+
+    Arguments, result and errors as in `export_onnx`, in float32; names and metadata stand in a zip
+    archive at the file's end. Operators that XNNPACK lacks run in ExecuTorch's own kernels.
+    largest: of an open size, for which memory is planned whatever comes.
+    Source: `executorch.exir.to_edge_transform_and_lower`.
+    """
+    exir = runtimes.package("executorch.exir", "executorch")
+    backend = "executorch.backends.xnnpack.partition.xnnpack_partitioner"
+    xnnpack = runtimes.package(backend, "executorch")
+    sizes = {"dynamic_batch": dynamic_batch, "dynamic_sequence": dynamic_sequence}
+    signature = Signature(model, example_inputs, **sizes)
+    if dynamic_batch:
+        signature.example = tuple(torch.cat([part] * _TIMES) for part in signature.example)
+    signature.largest = largest
+    with recording(model, "ExecuTorch"):
+        program = signature.program()
+        parts = [xnnpack.XnnpackPartitioner()]
+        file = exir.to_edge_transform_and_lower(program, partitioner=parts).to_executorch()
+    signature.look_beyond(program)
+    with runtimes.draft(path) as draft:
+        draft.write_bytes(file.buffer)
+        _describe(draft, metadata, signature)
+        _check(runtimes.load_executorch, draft, signature, "float32")
+    return Path(path)
+
+
+def _describe(path, metadata: dict | None, signature: Signature) -> None:
+    names = {"inputs": signature.inputs, "outputs": signature.outputs}
+    runtimes.describe(path, metadata, **names, open_axes=signature.open_axes)
 
 
 def _check_precision(precision: str) -> None:

@@ -39,7 +39,7 @@ class Signature(nn.Module):
         self, model: nn.Module, example_inputs, *, dynamic_batch: bool, dynamic_sequence: bool
     ) -> None:
         super().__init__()
-        self.model, self.training = model, False
+        self.model, self.training, self.largest = model, False, None
         parts, self.structure = tree_flatten(example_inputs)
         self.fixed = [None if isinstance(part, Tensor) else part for part in parts]
         self.places = [place for place, part in enumerate(parts) if isinstance(part, Tensor)]
@@ -61,10 +61,11 @@ class Signature(nn.Module):
                 self.samples.append(self._sample(others))
 
     def dynamic_shapes(self) -> tuple:
-        """Return the open axes as `torch.export` takes them."""
+        """Return the open axes as `torch.export` takes them, of `self.largest` at most."""
         if any(isinstance(part, torch.jit.RecursiveScriptModule) for part in self.modules()):
             raise NotImplementedError("torch.export cannot follow TorchScript within the model")
-        return (tuple(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in self.open_axes),)
+        size = torch.export.Dim.DYNAMIC(max=self.largest)
+        return (tuple(dict.fromkeys(axes, size) for axes in self.open_axes),)
 
     def program(self, module: nn.Module | None = None) -> torch.export.ExportedProgram:
         """Return what `torch.export` records of the model, or of a module in its place."""
@@ -90,7 +91,7 @@ class Signature(nn.Module):
         for symbol, bounds in program.range_constraints.items():
             # Below 2 all are bound: torch.export takes a size of 1 for a constant.
             sizes = [int(bounds.lower) - 1] if bounds.lower > 2 else []
-            sizes += [int(bounds.upper) + 1] if bounds.upper < _LARGE else []
+            sizes += [int(bounds.upper) + 1] if bounds.upper < (self.largest or _LARGE) else []
             for size in sizes:
                 inputs = []
                 for part, shape in zip(self.example, shapes, strict=True):
@@ -131,9 +132,8 @@ def recording(model: nn.Module, target: str) -> Iterator[None]:
     Afterwards modes are as they were. Of what torch.export prints and logs nothing is shown where
     the model is refused.
     """
-    modes = {module: module.training for module in model.modules()}
-    level, said = logging.root.manager.disable, io.StringIO()
-    fast = torch.backends.mha.get_fastpath_enabled()
+    modes, said = {module: module.training for module in model.modules()}, io.StringIO()
+    level, fast = logging.root.manager.disable, torch.backends.mha.get_fastpath_enabled()
     model.eval()
     logging.disable(logging.CRITICAL)
     # One operator for a whole `nn.TransformerEncoderLayer`, which other runtimes lack.

@@ -12,13 +12,13 @@ import sysconfig
 import zipfile
 from contextlib import nullcontext
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from bench.deployment.bench_export import ROUTES, TECHNIQUE, prepare
+from bench.deployment.bench_export import ROUTES, TECHNIQUE
 from shared import operators, runtimes
 from shared.provenance import class_names, provenance
 from shared.specs import TASKS
@@ -31,8 +31,21 @@ FRAMEWORKS = ("pt", *workers.keras())  # legacy Keras differs in what a model is
 PT, TF = (pytest.mark.only(name) for name in ("pt", "tf"))
 BOTH = pytest.mark.only("pt", "tf")
 KINDS = [*(pytest.param(kind, marks=BOTH) for kind in ("onnx", "openvino"))]
-KINDS.append(pytest.param("litert", marks=TF))  # PyTorch has none
-SUFFIX = {"onnx": "onnx", "openvino": "xml", "litert": "tflite"}
+KINDS.append(pytest.param("litert", marks=TF))
+SUFFIX = {"onnx": "onnx", "openvino": "xml", "litert": "tflite", "executorch": "pte"}
+# PyTorch's, of packages in the extra "edge": .venv-edge/bin/pytest --campaign <this file> -k pt
+EDGE = {"litert": "litert_torch", "executorch": "executorch"}
+EDGES = [
+    pytest.param(
+        kind,
+        marks=[
+            PT,
+            pytest.mark.campaign,
+            pytest.mark.skipif(find_spec(module) is None, reason=f"{module} is not installed"),
+        ],
+    )
+    for kind, module in EDGE.items()
+]
 ROUNDED = 1e-5  # outputs of a file and of its model, as a share of the largest
 LENGTHS = {1: 64, 3: 40, 64: 7}  # of text, by batch size
 MODELS_OF = {task: TASKS[task].model for task in ("digits-cnn", "text-gpt")}
@@ -264,6 +277,59 @@ def test_tf_litert_predicts_what_the_model_does(inputs, predicted, write, precis
         assert path.stat().st_size < 0.65 * write("litert", precision="float32").stat().st_size
 
 
+@TF
+def test_tf_litert_lays_a_file_out_anew_where_its_signature_opens_a_size(
+    model, inputs, predicted, write, tmp_path
+):
+    """As in PyTorch's files, which have the sizes of their example."""
+    fixed = write("litert", size=3, dynamic_batch=False).read_bytes()
+    path = tmp_path / "file.tflite"
+    path.write_bytes(fixed[: fixed.index(b"PK\x03\x04")])
+    x = inputs("digits-cnn", 64)
+    with pytest.raises(ValueError, match=re.escape("takes float32 (3, ")):
+        load("litert", path)(x)
+    runtimes.describe(path, {"a": "b"}, inputs=["x"], outputs=["output"], open_axes=[[0]])
+    predict = load("litert", path)
+    assert (predict.inputs, predict.metadata) == (["x"], {"a": "b"})
+    for size in (64, 1):
+        x = inputs("digits-cnn", size)
+        assert apart(predict(x), predicted("digits-cnn", x)) < ROUNDED
+
+
+@pytest.mark.parametrize("kind", EDGES)
+def test_pt_files_for_devices_predict_what_the_model_does(inputs, predicted, write, kind):
+    """At more samples than the example has: the 1x1 convolutions of a ResNet bound none."""
+    task = "photos-resnet50"
+    path = write(kind, task)
+    predict = load(kind, path)
+    for size in (1, 3, 64):
+        x = inputs(task, size)
+        assert apart(predict(x), predicted(task, x)) < ROUNDED
+    assert predict.metadata == about(task)
+    if kind == "executorch":
+        assert predict.threads == 1
+        ran = operators.executorch_operators(path)
+        assert ran.pop("XnnpackBackend") >= 1
+        assert set(ran) <= {"aten::mean"}, ran
+        with pytest.raises(ValueError, match=r"the file takes at most \(256, "):
+            predict(np.concatenate([np.asarray(inputs(task, 64))] * 5))
+    whole = path.read_bytes()
+    for content in (whole[: len(whole) // 2], b"", b"not a model " * 99, flipped(whole)):
+        with pytest.raises(ValueError, match=r"can't load .*damaged") as caught:
+            load(kind, damage(path, content))
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", EDGES[:1])
+def test_pt_litert_says_where_an_operator_holds_the_batch(technique, model, inputs, tmp_path, kind):
+    """Of images with one channel the transposition is a reshape."""
+    example = model("digits-cnn"), inputs("digits-cnn", 3), tmp_path / "file.tflite"
+    with pytest.raises(NotImplementedError, match=r"can't lay the file out for .*: an oper"):
+        technique.export_litert(*example)
+    predict = load(kind, technique.export_litert(*example, dynamic_batch=False))
+    assert len(predict(inputs("digits-cnn", 3))) == 3
+
+
 # int8 --------------------------------------------------------------------------------------------
 
 LAYERS = 1 + 3 * 3 + 2 + 1  # stem, three blocks, shortcuts, head
@@ -440,6 +506,24 @@ def test_a_missing_package_is_named(technique, models, model, inputs, write, tmp
                 call()
 
 
+@PT
+def test_pt_packages_for_devices_are_named(technique, model, inputs, tmp_path, monkeypatch):
+    example = model("digits-cnn"), inputs("digits-cnn", 3), tmp_path / "file"
+    calls = {
+        "litert_torch": lambda: technique.export_litert(*example),
+        "executorch.exir": lambda: technique.export_executorch(*example),
+        "executorch.extension.pybindings.portable_lib": lambda: load("executorch", example[2]),
+    }
+    for module, call in calls.items():
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(ModuleNotFoundError) as caught:
+            call()
+        package = module.partition(".")[0].replace("_", "-")
+        said = f"{package} is not installed: pip install {package}"
+        where = ", in an environment with torch 2.14 (docs/install.md)"
+        assert str(caught.value) == said + (where if package == "litert-torch" else "")
+
+
 def given(make, *shape, **settings):
     """A refused export of the model that the helpers make of a name, for ones."""
     x = np.ones(shape or (4, 4), np.float32)
@@ -549,13 +633,6 @@ def test_complex_outputs_are_compared_in_both_of_their_parts():
 
 
 # The benchmark -----------------------------------------------------------------------------------
-
-
-def test_what_pytorch_lacks_is_said_before_anything_is_made():
-    framework = SimpleNamespace(__name__="pt_impl")
-    work = SimpleNamespace(settings={"route": "litert"})
-    with pytest.raises(NotImplementedError, match=r"PyTorch has no LiteRT exporter.*litert-torch"):
-        prepare(framework, work)
 
 
 def test_every_row_has_a_route_and_half_precision_its_own_bar():

@@ -49,6 +49,7 @@ COMMANDS = {
         "python3 -m venv .venv-tf && .venv-tf/bin/pip install -e '.[tensorflow]' "
         "'tensorflow[and-cuda]'",
         "python3 -m venv .venv && .venv/bin/pip install -e .",
+        "python3 -m venv .venv-edge && .venv-edge/bin/pip install '.[edge]'",
         ".venv-pt/bin/pip install hypothesis pytest-timeout nvidia-ml-py",
     ),
     # It would measure for long, or tests: its options are, by a run that only collects.
@@ -59,6 +60,7 @@ COMMANDS = {
         "pytest bench/ --resume",
         "pytest bench/ --benchmark-only --plan",
         f"{BENCH} --technique averaging --variant ema",
+        f"{BENCH} --technique export --variant litert,executorch --pt-python .venv-edge/bin/python",
         f"{BENCH} --technique {','.join(RECIPES)}",
         f"{BENCH} --technique {','.join(BY_NAME)}",
         f"{BENCH} {TWO} --effort quick -k mixed_precision",

@@ -29,8 +29,6 @@ Run it alone: `python -m tf_impl.deployment.export` prints the time of each runt
 Copy with it: `shared/onnx_quantization.py`, `shared/runtimes.py`, `tf_impl/kit/signatures.py`.
 """
 
-import json
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -210,10 +208,7 @@ def export_litert(
         file = converter.convert()
     with runtimes.draft(path) as draft:
         draft.write_bytes(file)
-        with zipfile.ZipFile(draft, "a") as archive:  # what follows the model no runtime reads
-            archive.writestr(runtimes.METADATA, json.dumps(metadata or {}))
-            names = {"inputs": signature.inputs, "outputs": signature.outputs}
-            archive.writestr(runtimes.SIGNATURE, json.dumps(names))
+        runtimes.describe(draft, metadata, inputs=signature.inputs, outputs=signature.outputs)
         _check(runtimes.load_litert, draft, signature, precision)
     return Path(path)
 
