@@ -134,7 +134,7 @@ def _overview(record: Pairs) -> Table:
         used = f"{pair.processor_seconds:.0f}" if pair.processor_seconds else MISSING
         rows.append([pair.title, counts, *shown, f"{pair.seconds:.0f}", used])
     titles = ["pair", "parameters (PyTorch, TensorFlow)", "differences", "with a verified cause"]
-    titles += ["training steps certified equal", "seconds", "of the processor"]
+    titles += ["training steps certified equal", "seconds", "processor seconds"]
     return Table("", of_words(*titles), rows)
 
 
