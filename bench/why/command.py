@@ -84,7 +84,10 @@ def _of_records(given: argparse.Namespace) -> dict | list[str]:
     if given.json:
         return {"why": msgspec.to_builtins(record.why)}
     if not record.why:
-        return ["The record has no causes: twinbench why RECORD --write measures them."]
+        hint = (
+            "see the lines above" if given.write else "twinbench why RECORD --write measures them"
+        )
+        return [f"The record has no causes: {hint}."]
     return [line for one in causes.known(record) for line in of_why(record, one)]
 
 

@@ -314,6 +314,32 @@ def test_causes_of_a_pair_that_the_record_lacks_are_not_shown():
     assert causes_of_record.known(record.but(why=[one.but(numerator=a.id)]))
 
 
+def test_what_is_measured_of_a_record_is_written_with_its_page_after_each_pair(
+    monkeypatch, tmp_path, capsys
+):
+    record = records.whole_run()
+    file, pairs = tmp_path / "results.json", of_record.headline(record)[:2]
+    file.write_bytes(encode(record))
+    answered = iter([(compare(side("one"), side("another")), []), ValueError("it was stopped")])
+    seen = []
+
+    def measured(*_, **__):
+        seen.append(len(load(file).why))
+        if isinstance(answer := next(answered), ValueError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(of_record, "check_machine", lambda _: None)
+    monkeypatch.setattr(of_record, "of_suite", lambda _: lambda *_: None)
+    monkeypatch.setattr(of_record, "headline", lambda _: pairs)
+    monkeypatch.setattr(of_record, "_doubt", lambda *_: "")
+    monkeypatch.setattr(of_record.pairs, "explained", measured)
+    assert main([str(file), "--write"]) == 0
+    assert seen == [0, 1]
+    assert "one and another take the same time" in capsys.readouterr().out
+    assert "one and another take the same time" in (tmp_path / "report.html").read_text("utf-8")
+
+
 def test_a_pair_whose_other_side_is_slower_now_has_no_cause(monkeypatch):
     record = records.whole_run()
     a, b = of_record.headline(record)[0]
