@@ -19,7 +19,7 @@ def copy_to(folder: Path) -> None:
         ".git", ".venv*", "results", "__pycache__", ".*_cache", "*.egg-info", "build"
     )
     shutil.copytree(ROOT, folder, ignore=ignored)
-    for environment in (".venv", ".venv-pt", ".venv-tf"):
+    for environment in (".venv", ".venv-pt", ".venv-tf", ".venv-edge"):
         (programs := folder / environment / "bin").mkdir(parents=True)
         for name, start in (
             ("python", ""),
