@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import user_answer
 from bench.analysis.questions import answers
 from bench.analysis.reading import load
 from bench.record import decode, encode
@@ -282,6 +283,9 @@ def test_causes_of_headline_pairs_stand_beside_their_ratios():
     assert f"Why: {told}" in advised.table(answers(kept), kept.why).rows[0][-1]
     assert f"{work}: {told}" in tables.markdown(kept)
     assert f"Why, {work}: {told}" in page.html(kept)
+    rankings = user_answer._rankings(kept)
+    answer = [line for one in rankings for line in user_answer._why(kept, one)]
+    assert "because slow takes 40 ms more than plain" in " ".join(" ".join(answer).split())
 
 
 @pytest.mark.parametrize(("factor", "kept"), [(1.01, True), (1.5, False)])
