@@ -49,7 +49,7 @@ COMMANDS = {
         "python3 -m venv .venv-tf && .venv-tf/bin/pip install -e '.[tensorflow]' "
         "'tensorflow[and-cuda]'",
         "python3 -m venv .venv && .venv/bin/pip install -e .",
-        "python3 -m venv .venv-edge && .venv-edge/bin/pip install '.[edge]'",
+        "python3 -m venv .venv-edge && .venv-edge/bin/pip install '.[edge]' 'torch<2.15'",
         ".venv-pt/bin/pip install hypothesis pytest-timeout nvidia-ml-py",
     ),
     # It would measure for long, or tests: its options are, by a run that only collects.
