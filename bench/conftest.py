@@ -35,6 +35,7 @@ from bench.harness.run import Run, Settings
 from bench.harness.run_plan import Plan, techniques
 from bench.harness.selection import (
     at_a_glance,
+    at_first_work,
     cases_of,
     choose,
     comes_unasked,
@@ -364,6 +365,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         state.left_out += [technique.name] * (not cases)
     if not (state.model or chosen["task"] or chosen["variant"]):
         cases = one_by_one(cases)
+        if effort != state.settings.effort:
+            cases = at_first_work(cases)
     if chosen["technique"] and technique.name not in chosen["technique"]:
         cases = []
     sides = chosen["framework"] or set(state.model.sides if state.model else ())

@@ -102,6 +102,15 @@ def test_of_a_model_of_ten_million_parameters_a_technique_by_name_shows_the_head
     assert large == {(name, row) for name in REALISTIC for row in ("baseline", "compiled")}
 
 
+def test_by_name_in_a_default_run_a_technique_leaves_out_the_headline_s_further_work():
+    usual = selection.one_by_one(cases("ordinary", "compilation"))
+    default = cases("default", "compilation")
+    shown = selection.at_first_work(usual)
+    assert {c.id for c in default} < {c.id for c in shown} < {c.id for c in usual}
+    assert {c.work for c in shown} == {c.work for c in default}
+    assert {c.variant.name for c in shown} == {c.variant.name for c in usual}
+
+
 def test_asked_for_by_name_a_technique_shows_more():
     ordinary, default, full = (rows(cases(e)) for e in ("ordinary", "default", "full"))
     assert default < ordinary < full

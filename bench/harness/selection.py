@@ -80,6 +80,24 @@ def one_by_one(cases: list[Case]) -> list[Case]:
     ]
 
 
+def at_first_work(cases: list[Case]) -> list[Case]:
+    """What a default run has of a technique by name: its rows, without the headline's further work.
+
+    `--effort ordinary` has that, too.
+    """
+    first = min((EFFORTS.index(case.workload.effort) for case in cases), default=None)
+    small = [case for case in cases if not case.task.blocks]
+    least = min((EFFORTS.index(case.workload.effort) for case in small), default=None)
+
+    def belongs(case: Case) -> bool:
+        at = EFFORTS.index(case.workload.effort)
+        if case.variant.effort == "default":
+            return at == first
+        return bool(case.variant.measured.tasks) or at in (first, least)
+
+    return list(filter(belongs, cases))
+
+
 def control_of(baseline: Variant) -> Variant:
     """The same work as `baseline` once more, for the noise floor."""
     return replace(
