@@ -55,7 +55,8 @@ SHOWN = (
 )
 BEST_OF_EACH = (
     "“Ahead” compares the best of each framework, which may be two techniques: the row that is "
-    "named, or the code that it is compared with where none is, or where “but” stands."
+    "named, or else the code that it is compared with. A row with “but” is not used. The last "
+    "column of README's table compares one technique in both, and uses such rows, with a star."
 )
 LEGEND = f"{SHOWN} {BEST_OF_EACH}"
 BRIEF_LEGEND = (

@@ -142,7 +142,7 @@ def measured(runs: list[Record]) -> str:
         low, high = rounded(sizes[0]), rounded(sizes[-1])
         models = f"; models of {low} to {high} parameters" if low != high else f"; {low} parameters"
         if sizes[0] < SMALL and sizes[-1] >= LARGE:
-            models += "; small models show overhead, large ones arithmetic: the tables show both"
+            models += "; the framework's overhead decides in small ones, arithmetic in large ones"
     return f"{measured_on(runs)}{models}."
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from bench.analysis.questions import Answer
 from bench.analysis.ranking import UPDATE, Aim, Ranking
 from bench.analysis.table import MEMORY, Row, is_better, is_worse
+from bench.analysis.verdicts import DELTA
 from bench.record import FRAMEWORKS
 from bench.report.advised import NO_DIFFERENCE, gained, is_file, place_of
 from bench.report.bars import chosen
@@ -16,9 +17,10 @@ from bench.report.technique_tables import Table, of_words
 
 MOST = 8  # cases
 LEGEND = (
-    "The framework that was shown to be ahead, and how many times as fast it is, or how much less "
-    "memory it takes; brackets hold 95% intervals. “Same technique” compares the one that gains "
-    "most in both (*: accuracy was not shown to be kept). There is no overall winner."
+    "Each cell names the framework that is ahead, by how much, and the 95% interval in brackets. A "
+    f"lead counts where the whole interval is beyond {DELTA:.0%}. “Same technique” compares the "
+    "one that gains most in both (*: accuracy was not shown to be kept). “Not compared”: plain "
+    "code was not measured in both. There is no overall winner."
 )
 
 

@@ -25,8 +25,8 @@ PLAIN = {
     "text-bert-10m": "BERT on text",
     "text-gpt-base": "large GPT on text",
     "text-bert-base": "large BERT on text",
-    "photos-resnet18": "ResNet-18 on photos",
-    "photos-resnet50": "ResNet-50 on photos",
+    "photos-resnet18": "ResNet-18 on 64-pixel photos",
+    "photos-resnet50": "ResNet-50 on 224-pixel photos",
     "photos": "small CNN on photo files",
 }
 

@@ -103,14 +103,14 @@ def agreement(path: Path, runs: list[Record]) -> str:
     made = msgspec.json.decode(path.read_bytes(), type=_Reproduced)
     shown = {run.started for run in runs}
     alike = (
-        f"{len(made.runs)} runs on machines of {{}} agree in {_share(made.pairs)} of their ratios"
+        f"{len(made.runs)} runs on machines of {{}} agree with one another in {_share(made.pairs)} "
+        "of their ratios of times (median of their pairs)"
     )
-    alike += " of times (median of their pairs)"
     if shown <= {one.started for one in made.runs}:
         return alike.format("this class") + "."
-    others = f", and in {_share(made.apart)} with this one" if made.apart else ""
+    others = f", and with this run in {_share(made.apart)}" if made.apart else ""
     apart = shown <= {one.started for one in made.others}
-    return f"This is one run. {alike.format('another class')}{others if apart else ''}."
+    return f"The table is of one run. {alike.format('another class')}{others if apart else ''}."
 
 
 def _share(pairs: list[_Pair]) -> str:
@@ -152,7 +152,7 @@ def headline(runs: list[Record], known: Sequence[Machine] = (), agreed: str = ""
     parts.append(escape(f"{measured(runs)} {_versions(runs)}"))
     parts.append("## PyTorch or TensorFlow?")
     parts.append(advised_table(frameworks.table(listed)))
-    answered = f"[All answers]({ANSWERS}) compare the best of each framework as well."
+    answered = f"[All answers]({ANSWERS}) compare the best of each framework instead."
     parts.append(f"{escape(frameworks.LEGEND)} {answered}")
     beside = others(runs[0], list(known))
     if beside:
@@ -194,7 +194,7 @@ def every_answer(runs: list[Record], known: Sequence[Machine] = ()) -> str:
     for first, stated in zip(firsts, of_runs, strict=True):
         parts += _tables(list(first.answers.values()), machines.marks(stated))
     parts += [HOW, escape(advised.SHOWN), escape(advised.BEST_OF_EACH)]
-    parts += ["README compares the same technique in both.", *map(escape, conclusions(runs))]
+    parts += map(escape, conclusions(runs))
     dates = "; ".join(run_line(run) for run in runs)
     took = "".join(map(_took, runs))
     parts.append(f"Made from the record ({escape(dates)}).{took}")

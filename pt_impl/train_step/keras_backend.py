@@ -1,10 +1,10 @@
-"""Keras 3 on PyTorch: the same Keras model, trained and asked by Keras itself on either backend.
+"""Keras 3 on PyTorch: one Keras model, trained and run by Keras on either backend.
 
     os.environ["KERAS_BACKEND"] = "torch"  # before `import keras`
     compile_keras(model, optimizer, loss_fn)
     step, predict = make_train_step(model), make_predict(model)  # or model.fit, model.predict
 
-What it changes: who trains. The model, its optimizer, its loss and the loop are Keras's, and the
+What it changes: who runs the loop. Model, optimizer, loss and loop are Keras's, and the
 backend computes. Weights go from one backend to the other by `get_weights` and `set_weights`, or by
 one file of `save_weights`, with nothing to transpose.
 

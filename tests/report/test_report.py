@@ -1017,7 +1017,7 @@ def test_large_models_are_said_to_show_arithmetic():
         tasks=run.tasks | {"text-gpt-10m": run.tasks["text-gpt"]},
     )
     text = markdown(run)
-    assert "small models show overhead, large ones arithmetic: the tables show both." in text
+    assert "the framework's overhead decides in small ones, arithmetic in large ones." in text
     assert "text-gpt-10m, batch 16, train step: 11 million parameters" in text
 
 
