@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,6 +48,7 @@ READINGS = ("ratio", "gain", "difference", "value")
 ROWS = ("all", "any")
 KINDS = ("paper", "documentation", "blog", "forum", "unnamed")
 AMX = "amx_bf16"  # as the environment's instruction sets name it
+LISTED = 20  # names at most, of those that a message lists
 NEEDS = {"cuda": "needs a GPU", "amx": "needs a CPU with AMX"}
 
 Text = Annotated[str, Meta(min_length=1)]
@@ -173,8 +175,13 @@ def read_ledger(text: bytes) -> list[Claim]:
 
 
 def _among(value: Any, known: Any, what: str) -> None:
-    if value not in known:
-        raise ValueError(f"{what}: {value!r} is none of {', '.join(filter(None, known))}")
+    if value in known:
+        return
+    names = list(filter(None, known))
+    if len(names) <= LISTED:
+        raise ValueError(f"{what}: {value!r} is none of {', '.join(names)}")
+    nearest = ", ".join(get_close_matches(str(value), names, cutoff=0))
+    raise ValueError(f"{what}: {value!r} is none of {len(names)} names; nearest: {nearest}")
 
 
 # Verdicts ----------------------------------------------------------------------------------------
