@@ -48,7 +48,7 @@ READINGS = ("ratio", "gain", "difference", "value")
 ROWS = ("all", "any")
 KINDS = ("paper", "documentation", "blog", "forum", "unnamed")
 AMX = "amx_bf16"  # as the environment's instruction sets name it
-LISTED = 20  # names at most, of those that a message lists
+LISTED = 40  # names at most, of those that a message lists
 NEEDS = {"cuda": "needs a GPU", "amx": "needs a CPU with AMX"}
 
 Text = Annotated[str, Meta(min_length=1)]

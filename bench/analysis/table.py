@@ -39,7 +39,7 @@ RENAMED = ("cold_first_calls_s", "compressed_artifact", "artifact", "memory_all"
 # The sd of a figure's logarithm from run to run of a machine, beyond what processes of one run
 # scatter by: a run that measures a row at one time does not see it. As docs/reproducibility.json
 # has them, by moments: `twinbench validate reproduce`.
-BETWEEN_RUNS = {MEMORY: 0.036, FIRST_CALL: 0.098, START: 0.042, RATE: 0.081}
+BETWEEN_RUNS = {MEMORY: 0.037, FIRST_CALL: 0.077, START: 0.042, RATE: 0.081}
 
 # Why there is no ratio, or none that decides.
 NOT_MEASURED = "not measured in this record"

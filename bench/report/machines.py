@@ -181,6 +181,9 @@ def _labels(machines: list[Machine]) -> dict[str, str]:
     }
 
 
+FIRST = 3  # answers of the summary; the sections below it have all
+
+
 def _summary(first: Machine, stated: list[Statement], labels: dict[str, str]) -> Iterator[str]:
     """What a reader gets in ten seconds."""
     about = f"README's answers are of one machine, {words(first.record.environment)}."
@@ -190,7 +193,7 @@ def _summary(first: Machine, stated: list[Statement], labels: dict[str, str]) ->
         for verdict in (TURNS, UNTOLD)
         for one in stated
         if one.verdict == verdict
-    ]
+    ][:FIRST]
     apart = [one for one in stated if one.differs]
     if apart:
         most = max(apart, key=_spread)

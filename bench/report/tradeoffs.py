@@ -134,7 +134,7 @@ def _points(trained: Trained, cost: str, lettered: dict[str, str], task: TaskFac
             case.accuracy.ci,
         )
         for label, case in trained
-        if (value := _cost(case, cost))
+        if (value := _cost(case, cost)) and value > 0
     ]
     places = [(point.cost, point.accuracy) for point in points]
     front = on_front(places, more_is_better=more_is_better(task.metric))

@@ -496,8 +496,8 @@ MEASURING = (
     Fault(
         "baselines that a choice needs stay away",
         "bench/harness/selection.py",
-        "or (case.is_baseline and (case.technique, case.work, case.side) in wanted)",
-        "or (case.is_baseline and not wanted)",
+        "        for name in (BASELINE, case.variant.against)",
+        "        for name in (case.variant.against,)",
         PLAN,
     ),
     Fault(
