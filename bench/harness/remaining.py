@@ -23,7 +23,7 @@ SEEDS_STAYING = 0.3  # after a look at the seeds
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a run: how many matches, starts or cases, and what it takes, in seconds.
+    """A part of a run: how many matches, starts or cases, and its time in seconds.
 
     `most`: where nothing is decided before its last look, so that all cases stay.
     """

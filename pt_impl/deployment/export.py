@@ -171,7 +171,7 @@ def export_litert(
 ) -> Path:
     """Write the model in evaluation mode as a LiteRT file (.tflite) and return its path.
 
-    Arguments, result and errors as in `export_onnx`, in float32; names and metadata stand in a zip
+    Arguments, result and errors as in `export_onnx`, in float32; names and metadata are in a zip
     archive at the file's end. The file is recorded with the sizes of the example, and LiteRT lays
     it out anew for others. That fails where an operator holds a size, as a reshape does:
     NotImplementedError, and `dynamic_batch=False` writes it. Source: `litert_torch.convert`.
@@ -200,7 +200,7 @@ def export_executorch(
 ) -> Path:
     """Write the model in evaluation mode as an ExecuTorch file (.pte), lowered to XNNPACK.
 
-    Arguments, result and errors as in `export_onnx`, in float32; names and metadata stand in a zip
+    Arguments, result and errors as in `export_onnx`, in float32; names and metadata are in a zip
     archive at the file's end. Operators that XNNPACK lacks run in ExecuTorch's own kernels.
     largest: of an open size, for which memory is planned whatever comes.
     Source: `executorch.exir.to_edge_transform_and_lower`.

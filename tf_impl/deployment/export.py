@@ -180,7 +180,7 @@ def export_litert(
 ) -> Path:
     """Write the model in evaluation mode as a LiteRT file (.tflite) and return its path.
 
-    Arguments, result and errors as in `export_onnx`; names and metadata stand in a zip archive at
+    Arguments, result and errors as in `export_onnx`; names and metadata are in a zip archive at
     the file's end. precision: "float32"; "float16" of the weights in the file, which halves it, a
     CPU computes in float32 either way; "int8" of weights and activations, the model's inputs and
     outputs staying as they are. NotImplementedError too for a loop over time (LSTM, GRU) in int8,
