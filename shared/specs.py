@@ -47,12 +47,12 @@ class DatasetSpec:
 
 
 class Spec:
-    """What the spec of any model tells."""
+    """What the spec of any model tells.
 
-    @property
-    def from_file(self) -> bool:
-        """Whether a user's file makes the model, so that nothing is known of its layers."""
-        return False
+    `from_file`: whether a user's file makes the model, so that nothing is known of its layers.
+    """
+
+    from_file = False
 
 
 @dataclass(frozen=True)
@@ -172,11 +172,7 @@ class FileSpec(Spec):
     parameters: tuple[tuple[str, tuple[int, ...]], ...] = ()
     state: tuple[tuple[str, tuple[int, ...]], ...] = ()
     family: str = "file"
-
-    @property
-    def from_file(self) -> bool:
-        """Whether a user's file makes the model, so that nothing is known of its layers."""
-        return True
+    from_file = True
 
 
 ModelSpec = CNNSpec | ResNetSpec | BottleneckSpec | GPTSpec | DetectorSpec | FileSpec
@@ -324,6 +320,13 @@ def _text_task(
     )
 
 
+_SHALLOW = {"width": 96, "heads": 4, "layers": 2, "small_batch": 2, "compute_batch": 8}
+_DEEP = {"width": 128, "heads": 4, "layers": 12, "small_batch": 1, "compute_batch": 16}
+_REALISTIC = {"width": 384, "heads": 6, "layers": 6, "small_batch": 1, "compute_batch": 4}
+_REALISTIC |= {"blocks": 3}
+_BASE = {"width": 768, "heads": 12, "layers": 12, "small_batch": 4, "compute_batch": 32}
+_BASE |= {"blocks": 3}
+
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
@@ -375,32 +378,13 @@ TASKS: dict[str, Task] = {
             small_batch=4,
             compute_batch=64,
         ),
-        _text_task("text-gpt", _TEXT, width=96, heads=4, layers=2, small_batch=2, compute_batch=8),
-        _text_task(
-            "text-bert", _MASKED, width=96, heads=4, layers=2, small_batch=2, compute_batch=8
-        ),
+        _text_task("text-gpt", _TEXT, **_SHALLOW),
+        _text_task("text-bert", _MASKED, **_SHALLOW),
         # Deep, so that activations outweigh everything else: for techniques that save memory.
-        _text_task(
-            "text-gpt-deep",
-            _LONG_TEXT,
-            width=128,
-            heads=4,
-            layers=12,
-            small_batch=1,
-            compute_batch=16,
-        ),
+        _text_task("text-gpt-deep", _LONG_TEXT, **_DEEP),
         # With dropout, as transformers are trained: attention then keeps its scores. Each framework
         # draws masks of its own, so twins cannot be compared step by step.
-        _text_task(
-            "text-gpt-dropout",
-            _LONG_TEXT,
-            width=128,
-            heads=4,
-            layers=12,
-            dropout=0.1,
-            small_batch=1,
-            compute_batch=16,
-        ),
+        _text_task("text-gpt-dropout", _LONG_TEXT, **_DEEP, dropout=0.1),
         # Wide: about 10 million parameters, for techniques that work on parameters.
         _text_task(
             "text-gpt-wide", _TEXT, width=512, heads=8, layers=3, small_batch=1, compute_batch=16
@@ -409,47 +393,11 @@ TASKS: dict[str, Task] = {
         # of about 10 million parameters. The batch is the smallest power of two of which a step
         # keeps more activations than parameters and optimizer have values: see
         # docs/decisions/2026-11-28-realistic-work-is-the-headline.md.
-        _text_task(
-            "text-gpt-10m",
-            _LONG_TEXT,
-            width=384,
-            heads=6,
-            layers=6,
-            small_batch=1,
-            compute_batch=4,
-            blocks=3,
-        ),
-        _text_task(
-            "text-bert-10m",
-            _LONG_MASKED,
-            width=384,
-            heads=6,
-            layers=6,
-            small_batch=1,
-            compute_batch=4,
-            blocks=3,
-        ),
+        _text_task("text-gpt-10m", _LONG_TEXT, **_REALISTIC),
+        _text_task("text-bert-10m", _LONG_MASKED, **_REALISTIC),
         # Of the base size of GPT-2 and BERT, 85 million parameters in their blocks: for a GPU.
-        _text_task(
-            "text-gpt-base",
-            _LONG_TEXT,
-            width=768,
-            heads=12,
-            layers=12,
-            small_batch=4,
-            compute_batch=32,
-            blocks=3,
-        ),
-        _text_task(
-            "text-bert-base",
-            _LONG_MASKED,
-            width=768,
-            heads=12,
-            layers=12,
-            small_batch=4,
-            compute_batch=32,
-            blocks=3,
-        ),
+        _text_task("text-gpt-base", _LONG_TEXT, **_BASE),
+        _text_task("text-bert-base", _LONG_MASKED, **_BASE),
         Task(
             name="photos-resnet18",
             dataset=DatasetSpec(
