@@ -50,7 +50,9 @@ def test_try_measures_a_model_from_an_empty_folder(installed, tmp_path):
     )
     assert Path(where.strip()).is_relative_to(installed)
     ran([*twinbench, "try", "--example", "my_model.py"], cwd=tmp_path, env=env)
-    asked = ["--framework", "pt", "--technique", "gradient_clipping", "--blocks", "1"]
+    file = tmp_path / "my_model.py"
+    file.write_text(file.read_text("utf-8").replace("size=64", "size=8"), encoding="utf-8")
+    asked = ["--framework", "pt", "--technique", "gradient_clipping", "--effort", "quick"]
     answer = ran([*twinbench, "try", "my_model.py", *asked], cwd=tmp_path, env=env)
     assert "time of a train step" in answer
     record = load(tmp_path / "results/latest")

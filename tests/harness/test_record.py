@@ -207,18 +207,6 @@ def test_a_probe_s_figures_stand_beside_the_derived_ones():
     assert "samples_per_s" in metrics
 
 
-def test_memory_and_accuracy_have_their_names(tmp_path):
-    found = fill(nothing())
-    found.of(PLAIN).cold_starts = [cold(0.7, 100, 150, 220, 240)]
-    found.of(PLAIN).trained = Trained(per_seed=[91.0, 92.0, 93.0])
-    case = find_case(found.written(tmp_path), PLAIN)
-    assert (case.memory.steady_peak_bytes, case.memory.rest_bytes) == (240, 240 - 100 - 90)
-    assert case.timing.cold_first_call_s == 0.7
-    assert case.accuracy.per_seed == [91.0, 92.0, 93.0]
-    assert case.accuracy.mean == 92.0
-    assert case.accuracy.ci[0] < 92.0 < case.accuracy.ci[1]
-
-
 def test_repeated_memory_carries_its_scatter():
     found = fill(nothing())
     starts = [(100, 150, 220, 240), (110, 150, 230, 280), (90, 150, 220, 260)]
@@ -456,14 +444,6 @@ def test_accuracy_is_compared_with_the_own_baseline():
     assert find_case(made, PLAIN).accuracy.difference is None
     assert find_case(made, TF_CHANGED).accuracy.difference is None  # its baseline was not trained
     assert find_case(made, LOOSE).accuracy is None
-
-
-def test_one_block_gives_ratios_without_intervals_and_verdicts():
-    made = fill(nothing(), {CHANGED: times(0.5)}, blocks=1).record()
-    one = find_comparison(made, CHANGED, PLAIN)
-    assert (one.ci, one.sd, one.verdict, one.n) == (None, None, None, 1)
-    assert find_case(made, CHANGED).timing.ci_s is None
-    assert made.noise_floor.median_half_width is None
 
 
 def test_what_parts_took_adds_up():

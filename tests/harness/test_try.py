@@ -54,7 +54,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tried(folder):
     """A quick run on the example: one block of what needs no compiler."""
-    asked = ("--technique=mixed_precision,bottleneck", "--variant=bf16,plain")
+    asked = ("--technique=gradient_clipping,bottleneck", "--variant=clip,plain")
     done = try_(folder, "my_model.py", "--effort=quick", *asked)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done
@@ -398,13 +398,13 @@ def test_the_twins_do_the_same_work(record):
     baselines = [
         case
         for case in record.cases
-        if case.technique == "mixed_precision" and case.role == "baseline"
+        if case.technique == "gradient_clipping" and case.role == "baseline"
     ]
     ours, theirs = (case.certificate for case in baselines)
     assert ours.weights_sha256 == theirs.weights_sha256
     between = [c for c in record.comparisons if c.kind == "framework"]
     assert between
-    plain = next(c for c in between if c.variant == "fp32")
+    plain = next(c for c in between if c.variant == "plain")
     assert plain.reason is None
     assert plain.ratio > 0
 
@@ -416,8 +416,9 @@ def test_every_row_has_figures_or_a_reason(record):
             assert case.reason, case.id
         elif case.timed:
             assert case.timing.median_s > 0, case.id
-    bf16 = [c for c in record.cases if c.variant == "bf16"]
-    assert all(case.changes_math for case in bf16)
+    clipped = [c for c in record.cases if c.variant == "clip"]
+    assert len(clipped) == 2
+    assert all(case.changes_math for case in clipped)
 
 
 def test_where_the_time_goes_is_said(record, tried):
@@ -562,7 +563,7 @@ def test_an_answer_of_a_run_that_ended_early_is_written(model, record, tmp_path)
     assert "train step, batch 8: no time was left for its steps; give more --minutes" in said
     assert "argest batch" not in said
     assert not list(tmp_path.glob("*.py"))
-    named = [case for case in cases if case.technique == "mixed_precision"]
+    named = [case for case in cases if case.technique == "gradient_clipping"]
     user_answer.write(tmp_path, record.but(cases=named, comparisons=[]), model)
     assert "where a step's time goes" not in user_answer.read(tmp_path)
 

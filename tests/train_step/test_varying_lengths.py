@@ -5,6 +5,7 @@ All is compared with plain framework code: each sample alone, as long as it is.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from shared import lengths
 from shared.specs import GPTSpec
 from shared.weights import init_weights
+from tests import workers
 
 FRAMEWORKS = ("pt", "tf")
 MOST = 16
@@ -112,9 +114,11 @@ def test_four_lengths_make_so_many_graphs(technique, kit, build, models, shapes,
         models.forget_graphs()
         model = build()
         optimizer = models.sgd(model, 0.1)
-        step = technique.make_train_step(model, optimizer, shapes=shapes)
         pairs = [technique.pad(SAMPLES[at : at + 1] * 2, most=MOST) for at in (0, 2, 4, 1)]
-        made = [kit.runtime.to_float(step(x, y)) for x, y in pairs]
+        # Graphs are counted whatever becomes of them: their code is generated in campaigns.
+        with contextlib.nullcontext() if workers.campaign() else workers.without_inductor():
+            step = technique.make_train_step(model, optimizer, shapes=shapes)
+            made = [kit.runtime.to_float(step(x, y)) for x, y in pairs]
         return made, kit.runtime.trace_count(step) or 0
 
     found, traced = losses(shapes)
