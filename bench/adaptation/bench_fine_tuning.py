@@ -14,6 +14,7 @@ from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Work
 from bench.harness.stages import Stages
 from shared import datasets
 from shared.specs import parameter_shapes
+from shared.user_model import arrays
 
 # Fixed before anything was measured.
 LORA = {"rank": 8, "alpha": 16.0}
@@ -117,7 +118,7 @@ def _new_data(impl, work: Work, x, y) -> tuple:
     if work.task.dataset.kind == "domains":
         images, labels = datasets.load(Path(work.data), "target")
         return impl.kit.data.to_device(images[: len(y)], labels[: len(y)])
-    return impl.kit.data.to_device(*(datasets.SWAPPED[_array(part)] for part in (x, y)))
+    return impl.kit.data.to_device(*(datasets.SWAPPED[arrays(part)] for part in (x, y)))
 
 
 def _predict(impl, work: Work, model) -> Callable:
@@ -127,15 +128,11 @@ def _predict(impl, work: Work, model) -> Callable:
         return predict
 
     def swapped(x):
-        new, _ = impl.kit.data.to_device(*[datasets.SWAPPED[_array(x)]] * 2)
-        logits = _array(predict(new))[..., datasets.SWAPPED]
+        new, _ = impl.kit.data.to_device(*[datasets.SWAPPED[arrays(x)]] * 2)
+        logits = arrays(predict(new))[..., datasets.SWAPPED]
         return impl.kit.data.to_device(logits, logits)[0]
 
     return swapped
-
-
-def _array(tensor) -> np.ndarray:
-    return np.asarray(tensor.cpu() if hasattr(tensor, "cpu") else tensor)
 
 
 def _train(impl, work: Work, stages: Stages) -> Callable:
@@ -186,10 +183,10 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
 def _lora_took_effect(impl, work: Work, row: Prepared, batch) -> tuple[dict, str | None]:
     models, x = impl.kit.models, batch[0]
     predict = impl.kit.training.make_predict(row.model)
-    trained, adapted = models.parameter_count(row.model), _array(predict(x))
+    trained, adapted = models.parameter_count(row.model), arrays(predict(x))
     impl.adaptation.fine_tuning.merge_lora(row.model)
-    merged = _array(impl.kit.training.make_predict(row.model)(x))
-    plainly = _array(plain(impl, work).predict(x))
+    merged = arrays(impl.kit.training.make_predict(row.model)(x))
+    plainly = arrays(plain(impl, work).predict(x))
     everything = sum(int(np.prod(s)) for s in parameter_shapes(work.task.model).values())
     norm = np.linalg.norm(adapted)
     evidence = {

@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from bench.harness.examples import examples
 from bench.harness.helpers import plain
 from bench.harness.plan import Measure, Prepared, Price, Technique, Variant, Work, Workload
+from shared.layer_search import distance
+from shared.user_model import arrays
 
 UNSUPPORTED = {
     "tf": {
@@ -129,9 +129,9 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     if way is None:
         return {}, None
     wanted, given = (
-        _array(predict(x)) for predict in (plain(impl, work).predict, prepared.predict)
+        arrays(predict(x)) for predict in (plain(impl, work).predict, prepared.predict)
     )
-    evidence = {"apart": _apart(given, wanted)}
+    evidence = {"apart": distance(given, wanted)}
     if not evidence["apart"] < SAME:
         return evidence, "its predictions are others than the model's"
     if way == "fused":
@@ -144,7 +144,7 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
         models.import_weights(
             prepared.model, {name: TWICE * value for name, value in work.weights.items()}
         )
-        evidence["moved"] = _apart(_array(prepared.predict(x)), given)
+        evidence["moved"] = distance(arrays(prepared.predict(x)), given)
         if evidence["moved"]:
             return evidence, "predictions follow weights that are changed later"
     if way == "carried":
@@ -155,11 +155,3 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
         evidence["compiled"] = ran["compiled"]
         return evidence, None if ran["compiled"] else "nothing compiled ran"
     return evidence, None
-
-
-def _array(tensor) -> np.ndarray:
-    return np.asarray(tensor.cpu() if hasattr(tensor, "cpu") else tensor)
-
-
-def _apart(given: np.ndarray, wanted: np.ndarray) -> float:
-    return float(np.linalg.norm(given - wanted) / (np.linalg.norm(wanted) or 1.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bench.harness.helpers import not_timed
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, row
 
 # Of the mean of squares that predictions are compared by: as in the files of export.
@@ -54,11 +55,7 @@ def prepare(impl, work: Work) -> Prepared:
     else:
         predict = impl.kit.training.make_predict(model)
     optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    return Prepared(_not_timed, predict, model, optimizer)
-
-
-def _not_timed(x, y):
-    raise RuntimeError("a prediction is timed here, not a step")
+    return Prepared(not_timed, predict, model, optimizer)
 
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:

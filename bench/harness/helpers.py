@@ -19,6 +19,11 @@ def plain(impl, work: Work, model: Any = None) -> Prepared:
     return Prepared(step, training.make_predict(model), model, optimizer)
 
 
+def not_timed(x, y) -> None:
+    """The step of a row that predicts."""
+    raise RuntimeError("a prediction is timed here, not a step")
+
+
 def need_cpu(impl) -> None:
     """Refuse a row whose file runs on a CPU alone, where the model is on a GPU."""
     if not on_cpu(impl.kit.runtime.device()):

@@ -24,7 +24,7 @@ import numpy as np
 
 from bench.harness.examples import examples
 from bench.harness.folders import written_once
-from bench.harness.helpers import figure
+from bench.harness.helpers import figure, not_timed
 from bench.harness.machine import THREAD_VARIABLES, usable_threads
 from bench.harness.plan import WARM, Prepared, Variant, Work, warm
 from bench.harness.processes import ROOT
@@ -76,16 +76,12 @@ def prepare(impl, work: Work, route: Route) -> Prepared:
     model = _model(impl, work)
     optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
     if route.export is None:
-        return Prepared(_not_timed, _function(route.make, impl)(model), model, optimizer)
+        return Prepared(not_timed, _function(route.make, impl)(model), model, optimizer)
     return Prepared(
-        *(_not_timed, impl.kit.training.make_predict(model), model, optimizer),
+        *(not_timed, impl.kit.training.make_predict(model), model, optimizer),
         write=partial(_write, impl, work, route, model),
         read=partial(_read, impl, work, route),
     )
-
-
-def _not_timed(x, y):
-    raise RuntimeError("a prediction is timed here, not a step")
 
 
 def _function(name: str, impl):

@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 
+from bench.harness.helpers import not_timed
 from bench.harness.plan import (
     PREDICTIONS,
     TRAIN_STEP,
@@ -134,7 +135,7 @@ def prepare(impl, work: Work) -> Prepared:
     if work.mode == "predict":
         if hasattr(model, "eval"):
             model.eval()  # once, as for serving; Keras says it in each call
-        return Prepared(_not_timed, _prediction(impl, work, model), model, optimizer)
+        return Prepared(not_timed, _prediction(impl, work, model), model, optimizer)
     predict, loss = impl.kit.training.make_predict(model), impl.kit.training.cross_entropy
     loop = None
     if work.variant == "baseline":
@@ -152,10 +153,6 @@ def prepare(impl, work: Work) -> Prepared:
             return loop([(x, y)])[1]
 
     return Prepared(step, predict, model, optimizer, loop)
-
-
-def _not_timed(x, y):
-    raise RuntimeError("a prediction is timed here, not a step")
 
 
 def _prediction(impl, work: Work, model):
