@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from bench.compression import bench_distillation
 from bench.compression.bench_distillation import MOST_APART, gradient, norm
+from bench.harness.examples import zeros
 from bench.harness.helpers import plain
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, other_math
 from shared import teacher
@@ -57,8 +56,7 @@ def prepare(impl, work: Work) -> Prepared:
     student = impl.kit.models.build(work.task.model, work.weights)
     predict, loss_fn = impl.kit.training.make_predict(student), impl.kit.training.cross_entropy
     guide = impl.kit.models.build(teacher.TASK.model, teacher.load().weights)
-    example = np.zeros((1, *work.task.model.input_shape), np.float32)
-    x, _ = impl.kit.data.to_device(example, np.zeros(1, np.int64))
+    x, _ = impl.kit.data.to_device(*zeros(work, 1))
     ours, theirs = LAYERS[impl.__name__]
     taught = impl.compression.feature_distillation.attach_regressor(
         student, guide, x, student_layer=ours, teacher_layer=theirs

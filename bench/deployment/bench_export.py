@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from bench.harness.helpers import need_cpu
 from bench.harness.plan import (
     PREDICTIONS,
@@ -18,6 +16,7 @@ from bench.harness.plan import (
 from bench.probes import serving
 from bench.probes.serving import HALF_LOSSES, IN_PLACE, Route, row
 from shared import operators
+from shared.user_model import arrays
 
 ROUTES = {
     "in place": Route(make="{impl}.kit.training:make_predict"),
@@ -182,7 +181,7 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
         evidence["operators"] = ran = operators.executorch_operators(path)
         reason = reason or (None if ran.get("XnnpackBackend") else "no part of it runs in XNNPACK")
     if "int8" in work.variant:
-        x = np.asarray(batch[0].cpu() if hasattr(batch[0], "cpu") else batch[0])
+        x = arrays(batch[0])
         ran = INTEGER_LAYERS[route](path, x)
         evidence["integer_layers"] = ran
         reason = reason or (None if ran else "no layer ran over integers")

@@ -20,3 +20,11 @@ def examples(work: Work, count: int, split: str = "train") -> tuple[Any, Any]:
     if work.task.dataset.kind == "file":
         return user_model.samples(folder, count)
     return tuple(np.asarray(part[:count]) for part in datasets.load(folder, split))
+
+
+def zeros(work: Work, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """x and y of zeros, of the task's shapes and dtypes, to record with."""
+    spec = work.task.model
+    if spec.family == "gpt":
+        return (np.zeros((count, spec.sequence_length), np.int64),) * 2
+    return np.zeros((count, *spec.input_shape), np.float32), np.zeros(count, np.int64)

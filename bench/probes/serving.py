@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.harness.examples import examples
+from bench.harness.examples import examples, zeros
 from bench.harness.folders import written_once
 from bench.harness.helpers import figure, not_timed
 from bench.harness.machine import THREAD_VARIABLES, usable_threads
@@ -129,12 +129,7 @@ def _example(work: Work) -> tuple[np.ndarray, np.ndarray]:
     """Two samples of zeros of the task's shapes and dtypes to record with, or some to calibrate."""
     if _precision(work) == "int8":
         return examples(work, CALIBRATION)
-    spec = work.task.model
-    if spec.from_file:
-        return examples(work, 2)
-    if spec.family == "gpt":
-        return (np.zeros((2, spec.sequence_length), np.int64),) * 2
-    return np.zeros((2, *spec.input_shape), np.float32), np.zeros(2, np.int64)
+    return examples(work, 2) if work.task.model.from_file else zeros(work, 2)
 
 
 def _read(impl, work: Work, route: Route, folder: Path):

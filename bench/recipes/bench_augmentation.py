@@ -8,12 +8,11 @@ from functools import partial
 from math import ceil
 from pathlib import Path
 
-import numpy as np
-
 from bench.harness.helpers import figure
 from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload, other_math
 from bench.harness.stages import Stages
 from shared import datasets
+from shared.user_model import arrays
 
 SHORTEST_S = 0.3  # of a repetition: epochs of a small data set take milliseconds
 _row = partial(other_math, measured=WARM)
@@ -141,6 +140,6 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     policy = impl.recipes.augmentation.Policy(**work.settings)
     generator = impl.kit.runtime.make_generator(seed=0)
     seen, _ = impl.recipes.augmentation.augment(policy, *batch, generator)
-    before, after = (np.asarray(x.cpu() if hasattr(x, "cpu") else x) for x in (batch[0], seen))
+    before, after = arrays((batch[0], seen))
     share = float((before != after).reshape(len(before), -1).any(axis=1).mean())
     return {"images_changed": share}, None if share else "no image was changed"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 from functools import partial
 
-import numpy as np
-
+from bench.harness.examples import zeros
 from bench.harness.helpers import not_timed
 from bench.harness.plan import (
     PREDICTIONS,
@@ -176,16 +175,8 @@ def _torchscript(impl, work: Work, model):
     torchscript = importlib.import_module(f"{impl.__name__}.kit.torchscript")
     if work.variant == "torchscript_script":
         return torchscript.scripted_model(model)
-    x, _ = impl.kit.data.to_device(*_example(work))
+    x, _ = impl.kit.data.to_device(*zeros(work, work.batch_size))
     return torchscript.traced_model(model, x)
-
-
-def _example(work: Work) -> tuple:
-    """A batch of zeros of the task's shapes and dtypes, to record with."""
-    spec, n = work.task.model, work.batch_size
-    if spec.family == "gpt":
-        return (np.zeros((n, spec.sequence_length), np.int64),) * 2
-    return np.zeros((n, *spec.input_shape), np.float32), np.zeros(n, np.int64)
 
 
 def _mark(function, used, model) -> None:
