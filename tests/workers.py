@@ -66,12 +66,6 @@ def raised(function: Callable, *args, **kwargs) -> str | None:
     return None
 
 
-def raised_on_one_line(function: Callable, *args, **kwargs) -> str | None:
-    """The error of a call, a blank between its words; None where there is none."""
-    error = raised(function, *args, **kwargs)
-    return error and " ".join(error.split())
-
-
 class Scenarios(dict):
     """What a worker found by scenario; a look-up fails with the traceback where it raised one.
 
@@ -197,17 +191,6 @@ def without_inductor() -> Iterator[None]:
             yield
     else:
         yield
-
-
-def in_a_folder(scenario: Callable[[Path], object]) -> Callable[[], object]:
-    """The scenario, given a folder of its own."""
-
-    @functools.wraps(scenario)
-    def run() -> object:
-        with tempfile.TemporaryDirectory() as folder:
-            return scenario(Path(folder))
-
-    return run
 
 
 def run(
