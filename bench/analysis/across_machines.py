@@ -2,13 +2,14 @@
 
 A statement is what one machine's answer names in a framework, or which framework it shows to be
 ahead. Another machine shows it too, shows the contrary by its whole interval, or can't tell. What a
-machine did not measure, or measured without an interval, says nothing.
+machine did not measure says nothing. What it measured without an interval confirms nothing; where
+that shows no gain, it can't be told whether the statement holds there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -103,9 +104,17 @@ class Statement:
             return TURNS
         if len(self.told) < 2 or not self.seen[0].told:
             return ONCE
-        if any(one.holds is None for one in self.told):
+        if self._doubted or any(one.holds is None for one in self.told):
             return UNTOLD
         return HOLDS if self.says_something else NOTHING
+
+    @property
+    def _doubted(self) -> bool:
+        """Whether a machine has a figure without an interval that shows no such gain."""
+        name = self.answer.goal.figure
+        gains = [one.gain for one in self.seen if one.gain and not one.told]
+        without = (without_gain(name, replace(gain, kind="exact")) for gain in gains)
+        return self.says_something and any(without)
 
     @property
     def differs(self) -> bool:

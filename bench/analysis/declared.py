@@ -3,7 +3,7 @@
 A run writes `price`, `stacking`, `remedies` and `against` of each row into its record. Older
 records get them here when they are read, from today's benchmark file of their technique. A row that
 it no longer has gets the technique's price and is in no stack; a technique that is gone has no
-price.
+price. Titles of old rows did not name the runtime of each framework: those get today's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def complete(case: Case) -> Case:
     known = of_row(case.technique, case.variant)
     if case.price is not None and case.remedies is not None:
         known = {"against": case.against or known["against"]}
-    return case.but(**known)
+    return case.but(title=_title(case), **known)
 
 
 def of_row(technique: str, variant: str) -> dict[str, Any]:
@@ -36,6 +36,15 @@ def of_row(technique: str, variant: str) -> dict[str, Any]:
         "remedies": list(declared.remedies),
         "against": known.against if known else None,
     }
+
+
+def _title(case: Case) -> str | None:
+    """Today's title of a row whose runtime it names, or the row's."""
+    declared = _technique(case.technique)
+    for one in _variants(declared) if declared else ():
+        if one.name == case.variant and case.framework in one.runtimes:
+            return one.called(case.framework, case.mode)
+    return case.title
 
 
 def _variants(technique: Any) -> list:

@@ -12,7 +12,17 @@ from typing import Any
 from bench.compression.bench_sparse_inference import pruned
 from bench.harness.examples import examples
 from bench.harness.helpers import need_cpu
-from bench.harness.plan import Measure, Prepared, Price, Technique, Variant, Work, Workload, row
+from bench.harness.plan import (
+    OWN_RUNTIMES,
+    Measure,
+    Prepared,
+    Price,
+    Technique,
+    Variant,
+    Work,
+    Workload,
+    row,
+)
 from bench.harness.stages import Stages
 from shared import teacher
 
@@ -33,7 +43,8 @@ def _row(name: str, title: str, effort: str = "default", timed: bool = True, **s
     given = {"changes": "weights" if "final_sparsity" in settings else "math"}
     given |= {"loss_tolerance": ROUNDED_LOSSES if "weight_bits" in settings else None}
     given["price"] = Price(epochs=PRUNING_EPOCHS + ROUNDING_EPOCHS, teacher="alpha" in settings)
-    return row(name, title, effort, measured=Measure(time=timed), **given, **settings)
+    given |= {"measured": Measure(time=timed), "runtimes": OWN_RUNTIMES}
+    return row(name, title, effort, **given, **settings)
 
 
 TECHNIQUE = Technique(
@@ -42,7 +53,7 @@ TECHNIQUE = Technique(
     effort="ordinary",
     title="Compression, stacked: prune or distil, then quantize",
     variants=(
-        Variant("0_fp32", role="baseline", title="float32 file", program="float_file"),
+        row("0_fp32", "float32", role="baseline", program="float_file", runtimes=OWN_RUNTIMES),
         _row("2_pruned_int8", "80% zeros, int8", "ordinary", **PRUNED, **ROUNDED),
         _row("2_distilled_int8", "distilled, int8", **LESSON, **ROUNDED),
         _row("1_pruned", "80% zeros", effort="ordinary", **PRUNED),

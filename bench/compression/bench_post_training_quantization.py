@@ -15,6 +15,7 @@ from bench.harness.accuracy import even_batch
 from bench.harness.examples import examples
 from bench.harness.helpers import need_cpu, plain
 from bench.harness.plan import (
+    OWN_RUNTIMES,
     PREDICTIONS,
     Measure,
     Prepared,
@@ -40,6 +41,8 @@ UNSUPPORTED = {"tf": {"apply_fx_int8": "it is the way of PyTorch that torchao's 
 
 def _row(name: str, title: str, apply: str, runtime: str = "own", **fields) -> Variant:
     settings = {"apply": apply, "runtime": runtime}
+    if runtime == "own":
+        fields = {"runtimes": OWN_RUNTIMES} | fields
     if "int8" in name:
         fields |= {"changes": "math", "loss_tolerance": APART}
         # Ranges that are found as it runs need no calibration.
@@ -57,8 +60,8 @@ TECHNIQUE = Technique(
         learns=True,
     ),
     variants=(
-        _row("fp32", "float32 file", "", role="baseline", program="float_file"),
-        _row("static_int8", "int8 in its own runtime", "apply_static_int8"),
+        _row("fp32", "float32", "", role="baseline", program="float_file"),
+        _row("static_int8", "int8", "apply_static_int8"),
         _row(
             "onnxruntime_int8",
             "int8 in ONNX Runtime",
@@ -93,6 +96,7 @@ TECHNIQUE = Technique(
             "apply_fx_int8",
             effort="ordinary",
             frameworks=("pt",),
+            runtimes={},
         ),
     ),
     workloads=(

@@ -13,7 +13,17 @@ from typing import Any
 
 from bench.harness.examples import examples
 from bench.harness.helpers import need_cpu
-from bench.harness.plan import Measure, Prepared, Price, Technique, Variant, Work, Workload, row
+from bench.harness.plan import (
+    OWN_RUNTIMES,
+    Measure,
+    Prepared,
+    Price,
+    Technique,
+    Variant,
+    Work,
+    Workload,
+    row,
+)
 from bench.harness.stages import Stages, train_plain
 
 MORE_EPOCHS = 2  # beyond the recipe's, in every row: with fake quantization, or without
@@ -31,7 +41,7 @@ def _rows(bits: int, effort: str, **sides) -> tuple[Variant, Variant]:
     common = {"weight_bits": bits, "effort": effort} | sides
     named = f"int{bits}" if bits == 8 else f"{bits}-bit weights"
     common |= {"changes": "math", "loss_tolerance": ROUNDED_LOSSES}
-    common |= {"program": f"rounded_{bits}"}
+    common |= {"program": f"rounded_{bits}", "runtimes": OWN_RUNTIMES}
     # A step takes as long at any number of bits: fake quantization computes in float32.
     measured = Measure() if bits == 8 else PREDICTS
     return (
@@ -54,10 +64,10 @@ def _rows(bits: int, effort: str, **sides) -> tuple[Variant, Variant]:
 
 def _baselines(effort: str, **sides) -> tuple[Variant, Variant]:
     """Of predictions those of a file, of train steps the plain one."""
-    kinds = ((PREDICTS, "float32 file", "float_file"), (TRAINS, "float32", "plain"))
+    kinds, own = ((PREDICTS, "float_file"), (TRAINS, "plain")), {"runtimes": OWN_RUNTIMES} | sides
     return tuple(
-        row("fp32", title, effort, role="baseline", measured=measured, program=program, **sides)
-        for measured, title, program in kinds
+        row("fp32", "float32", effort, role="baseline", measured=measured, program=program, **own)
+        for measured, program in kinds
     )
 
 

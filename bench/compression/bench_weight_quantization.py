@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import replace
+from functools import partial
 
 from bench.harness.examples import examples
 from bench.harness.helpers import need_cpu, plain
@@ -21,7 +22,9 @@ from bench.harness.stages import train_plain
 
 # Relative losses of twins: they round the same weights by rules of their own.
 APART = 0.05
+RUNTIMES = {"pt": "TorchInductor", "tf": "TensorFlow graph"}
 FOLDED = 100 * 1024  # bytes in float32: TensorFlow makes floats of smaller kernels once
+_row = partial(other_math, loss_tolerance=APART, runtimes=RUNTIMES)
 
 TECHNIQUE = Technique(
     family="compression",
@@ -30,11 +33,9 @@ TECHNIQUE = Technique(
     title="Weight quantization: dense layers in 8 or 4 bits",
     user_model=UserModel(PREDICTIONS[1:], ("fp32", "int8_weights", "int4_weights"), learns=True),
     variants=(
-        Variant("fp32", {"apply": ""}, role="baseline", title="float32 file"),
-        other_math("int8_weights", "8-bit weights", loss_tolerance=APART, apply="apply_int8"),
-        other_math(
-            "int4_weights", "4-bit weights", "ordinary", loss_tolerance=APART, apply="apply_int4"
-        ),
+        Variant("fp32", {"apply": ""}, role="baseline", title="float32", runtimes=RUNTIMES),
+        _row("int8_weights", "8-bit weights", apply="apply_int8"),
+        _row("int4_weights", "4-bit weights", "ordinary", apply="apply_int4"),
     ),
     workloads=(
         Workload("text-gpt-wide", "small", mode="predict"),

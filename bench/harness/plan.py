@@ -36,6 +36,7 @@ ROUNDS = 30  # of a block at most
 FREE = Price()  # a row that a setting gives
 LOOKS = (3, 5, 8)  # numbers of blocks
 SEED_LOOKS = (4, 6, 8)  # numbers of seeds
+OWN_RUNTIMES = {"pt": "TorchInductor", "tf": "LiteRT"}  # that read files of int8 and float32
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,8 @@ class Variant:
     beside a setting; None is what its technique says. `stacking`: the settings of
     `train_step.stacking` that are the same change, so that a stack can hold it. `against`: the
     variant of the technique that its time, memory and size are compared with; None is the baseline,
-    to which its accuracy is held in any case.
+    to which its accuracy is held in any case. `runtimes`: by framework what runs its predictions,
+    where those are unlike programs.
     """
 
     name: str
@@ -166,6 +168,13 @@ class Variant:
     price: Price | None = None
     stacking: dict[str, Any] | None = None
     against: str | None = None
+    runtimes: dict[str, str] = field(default_factory=dict)
+
+    def called(self, framework: str, mode: str) -> str:
+        """Its title, with what runs its predictions in a framework: int8, LiteRT."""
+        words = self.title or self.name.replace("_", " ")
+        runtime = self.runtimes.get(framework) if mode == "predict" else None
+        return f"{words}, {runtime}" if runtime else words
 
 
 def row(name: str, title: str, effort: str = "default", **given: Any) -> Variant:

@@ -86,7 +86,7 @@ def _case(plan: Plan, state: RunState, case: Case, left_out: set[tuple[int, int]
         framework=case.framework,
         flavour=case.flavour,
         variant=variant.name,
-        title=variant.title or variant.name.replace("_", " "),
+        title=variant.called(case.framework, case.workload.mode),
         role=variant.role,
         settings=variant.settings,
         price=technique.price_of(variant),

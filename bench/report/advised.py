@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import zip_longest
 from typing import NamedTuple
 
 from bench.analysis.questions import Answer
@@ -19,6 +18,7 @@ from bench.analysis.table import (
     TIME,
     Figure,
     Row,
+    is_worse,
 )
 from bench.analysis.verdicts import DELTA
 from bench.record import FRAMEWORKS, Case, Why
@@ -26,7 +26,7 @@ from bench.report.answer import accuracy_of
 from bench.report.formatting import interval, number
 from bench.report.names import called, name_of, sizes, title
 from bench.report.technique_tables import Table, of_words
-from bench.report.text import hanging, pad, plain, wrap
+from bench.report.text import hanging, plain, wrap
 
 
 class Words(NamedTuple):
@@ -47,6 +47,8 @@ WORDS = {
     STEPS: Words("{} times as few steps", "{}x as few steps", "steps"),
 }
 NO_DIFFERENCE = "no difference shown"
+UNLIKE = "unlike programs"
+DEAR = 0.10  # so much more memory is said wherever a gain in time is
 SHOWN = (
     f"A gain counts where its whole 95% interval, in brackets, is beyond {DELTA:.0%} of time, "
     "memory or size. It keeps accuracy: it does the same work, or is no worse than the task's "
@@ -55,8 +57,9 @@ SHOWN = (
 )
 BEST_OF_EACH = (
     "“Ahead” compares the best of each framework, which may be two techniques: the row that is "
-    "named, or else the code that it is compared with. A row with “but” is not used. The last "
-    "column of README's table compares one technique in both, and uses such rows, with a star."
+    "named, or else the code that it is compared with. “Unlike programs” are two techniques, or "
+    "one in two runtimes. A row with “but” is not used. The last column of README's table compares "
+    "one technique in both. It uses such rows and says so."
 )
 LEGEND = f"{SHOWN} {BEST_OF_EACH}"
 BRIEF_LEGEND = (
@@ -145,6 +148,14 @@ def _takes(row: Row, name: str) -> str:
     return f"takes {', '.join(parts)}" if parts else ""
 
 
+def at_memory(row: Row, name: str) -> str:
+    """What a gain in time was shown to cost in memory: at 1.4x the memory."""
+    ratio = row.ratios.get(MEMORY)
+    if name not in (TIME, RATE) or not ratio or not is_worse(MEMORY, ratio, margin=DEAR):
+        return ""
+    return f"at {ratio.value:.1f}x the memory"
+
+
 def _but(answer: Answer, side: Ranking) -> str:
     """The row that would gain more, and why it is not named."""
     row = tempting(side)
@@ -211,9 +222,18 @@ def ahead(answer: Answer, *, short: bool = False) -> list[str]:
     if answer.between is None or not answer.between.bounds:
         return ["not compared"]
     if not answer.ahead:
-        return [NO_DIFFERENCE, *_plain_code(answer)]
+        return [NO_DIFFERENCE, *_compared(answer)]
     gain = gained(answer.seen_from(answer.ahead), answer.goal, short=short)
-    return [FRAMEWORKS[answer.ahead], gain, *_plain_code(answer)]
+    return [FRAMEWORKS[answer.ahead], gain, *_compared(answer)]
+
+
+def _compared(answer: Answer) -> list[str]:
+    """Whose plain code is compared, and that programs are unlike where none is plain code."""
+    best = [side.best.case for side in answer.sides.values()]
+    plain_ones = [case for case in best if case.role == "baseline" and not is_file(case)]
+    names = {name_of(case, short=True) for case in best}
+    unlike = [UNLIKE] if not plain_ones and len(names) > 1 else []
+    return [*_plain_code(answer), *unlike]
 
 
 def _plain_code(answer: Answer) -> list[str]:
@@ -221,10 +241,10 @@ def _plain_code(answer: Answer) -> list[str]:
     plain_ones = [side for side in answer.sides.values() if not named(side)]
     if not plain_ones:
         return []
-    one = plain_ones[0]
-    of_one = "" if len(plain_ones) == len(answer.sides) else f" of {FRAMEWORKS[one.framework]}"
-    files = all(is_file(side.best.case) for side in plain_ones)
-    return [(title(one.best.case) if files else "plain code") + of_one]
+    if all(is_file(side.best.case) for side in plain_ones):
+        return [" and ".join(dict.fromkeys(title(side.best.case) for side in plain_ones))]
+    every = len(plain_ones) == len(answer.sides)
+    return ["plain code" + ("" if every else f" of {FRAMEWORKS[plain_ones[0].framework]}")]
 
 
 def is_file(case: Case) -> bool:
@@ -277,11 +297,10 @@ def _table(rows: list[list[str]]) -> Table:
 
 # The terminal -------------------------------------------------------------------------------------
 
-LABEL = 26  # cells: an aim, and its work below
 MARKS = {True: "*", False: ":"}
 KEY = (
-    "x: times as fast as plain code of the same framework, accuracy kept. *: the framework that is "
-    "ahead, by plain code where nothing gains or “but” stands."
+    "x: times as fast as plain code of that framework, or as what is named. *: ahead, best of "
+    "each, which may be unlike programs; a row with “but” does not count."
 )
 NOTHING = "Nothing was shown to gain over plain code. report.html has every row."
 AHEAD = " *: its plain code is ahead."
@@ -325,32 +344,26 @@ def first(answers: list[Answer], most: int) -> tuple[list[Answer], list[Answer]]
 
 
 def _lines(answer: Answer, width: int) -> list[str]:
-    """A line or two for each framework, beside them the aim and the work."""
-    texts = [
-        line
-        for framework, side in answer.sides.items()
-        for line in hanging(
-            f"{framework.upper()}{MARKS[answer.ahead == framework]}",
-            plain(_short(answer, side)),
-            width - LABEL,
-            4,
-        )
-    ]
-    labels = [answer.question.aim, *wrap(plain(place_of(answer)), LABEL - 1)]
-    return [f"{pad(a, LABEL)}{b}".rstrip() for a, b in zip_longest(labels, texts, fillvalue="")]
+    """The aim and the work, below them a line or two for each framework."""
+    made = wrap(plain(f"{answer.question.aim}: {place_of(answer)}"), width)
+    for framework, side in answer.sides.items():
+        mark = f"  {framework.upper()}{MARKS[answer.ahead == framework]}"
+        made += hanging(mark, plain(_short(answer, side)), width, 6)
+    return made
 
 
 def _short(answer: Answer, side: Ranking, *, wide: bool = False) -> str:
-    """A row and its gain; `wide`: where there is room, over what, and where that was proven."""
+    """A row and its gain; `wide`: where there is room, where that was proven, and what tempts."""
     name, best = answer.goal.figure, named(side)
     row = best or tempting(side)
     if not row:
         return _nothing(answer, side)
     gain = gained(row.ratios[name], answer.goal, short=True)
-    gain += (over(row, name) if wide else "") + _once(answer)
+    gain += over(row, name) + _once(answer)
     proven = accuracy_of(row.accuracy) if wide and row.accuracy.proven_on else ""
     beside = [proven, row.price] if best else [f"but {_reason(side)}"]
-    said = ", ".join(filter(None, [f"{name_of(row.case, short=True)}: {gain}", *beside]))
+    parts = [f"{name_of(row.case, short=True)}: {gain}", at_memory(row, name), *beside]
+    said = ", ".join(filter(None, parts))
     if wide and best and side.tempting:
         other = tempting(side)
         more = gained(other.ratios[name], answer.goal, short=True)

@@ -1,7 +1,7 @@
 """One picture of what optimizations gain: bars for each framework, longer is better.
 
 Each pair is a piece of work, large models first. Each framework shows the row that gains most over
-its plain code.
+its plain code. Rows of files that gain over float32 in the same runtime come last, below a heading.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from bench.analysis.questions import QUESTIONS, Answer
 from bench.analysis.ranking import PREDICT, UPDATE, Ranking
 from bench.analysis.table import TIME, Figure, Row
 from bench.record import FRAMEWORKS
-from bench.report.advised import named, over, place_of, tempting
+from bench.report.advised import at_memory, is_file, named, over, place_of, tempting
 from bench.report.answer import accuracy_of
 from bench.report.formatting import interval, number
 from bench.report.names import name_of, sizes
@@ -23,6 +23,7 @@ LEFT, RIGHT = 0.0, 40.0  # percents between which bars run; figures are right of
 NAME, BAR, GAP = 17, 15, 12  # pixels: the line of a name, a bar, the room below the bars
 WIDTH = 460  # pixels: on a phone its text can still be read
 TITLE = "Times as fast as the same framework's plain code"
+FILES = "Times as fast as float32 in the same runtime"
 
 
 def chosen(listed: list[Answer]) -> list[Answer]:
@@ -42,8 +43,8 @@ def chart(listed: list[Answer], anchors: dict[str, str] | None = None) -> Chart 
 
     anchors: where a technique's rows are on the page, to which its bars link.
     """
-    shown = chosen(listed)
-    rows = [row for one in shown for side in one.sides.values() if (row := _row(side))]
+    shown = sorted(chosen(listed), key=_of_files)
+    rows = [row for one in shown for row in _rows(one)]
     if not rows:
         return None
     ends = [end for row in rows for end in _bounds(_times(row))]
@@ -51,11 +52,15 @@ def chart(listed: list[Answer], anchors: dict[str, str] | None = None) -> Chart 
     axis = Scale(1.0, axis.high, LEFT, RIGHT, log=True)
     shapes: list[Any] = []
     y = 8.0
-    for one in shown:
+    for place, one in enumerate(shown):
+        if _of_files(one) and not (place and _of_files(shown[place - 1])):
+            shapes += [Line(0, y, 100, y, "rule"), Label(0, y + NAME, FILES, "title")]
+            y += NAME + 8
         shapes.append(Label(0, y + NAME - 5, _work(one), "label"))
         y += NAME
         for framework in FRAMEWORKS:
-            shapes += _bar(axis, y, framework, one.sides.get(framework), anchors or {})
+            side = one.sides.get(framework)
+            shapes += _bar(axis, y, framework, side, anchors or {}, of_file=_of_files(one))
             y += BAR + 2
         y += GAP
     starred = any(not row.accuracy.kept for row in rows)
@@ -68,6 +73,15 @@ def chart(listed: list[Answer], anchors: dict[str, str] | None = None) -> Chart 
         shapes=[*across(axis, 2, y), *shapes],
         key=key,
     )
+
+
+def _rows(one: Answer) -> list[Row]:
+    return list(filter(None, map(_row, one.sides.values())))
+
+
+def _of_files(one: Answer) -> bool:
+    """Whether all that it shows gains over float32 in the same runtime."""
+    return bool(_rows(one)) and all(is_file(row.base) for row in _rows(one))
 
 
 def _row(side: Ranking) -> Row | None:
@@ -91,8 +105,15 @@ def _work(one: Answer) -> str:
 
 
 def _bar(
-    axis: Scale, y: float, framework: str, side: Ranking | None, anchors: dict[str, str]
+    axis: Scale,
+    y: float,
+    framework: str,
+    side: Ranking | None,
+    anchors: dict[str, str],
+    *,
+    of_file: bool,
 ) -> list[Any]:
+    """of_file: whether the heading above says what the gain is over."""
     middle = y + BAR - 3
     if side is None:
         return [Label(LEFT + 1, middle, f"{FRAMEWORKS[framework]}: not measured", "tick")]
@@ -103,7 +124,9 @@ def _bar(
     times = _times(row)
     low, high = _bounds(times)
     star = "" if row.accuracy.kept else "*"
-    text = f"{number(times.value)}x{star} {name_of(row.case, short=True)}{over(row, TIME)}"
+    gain = f"{number(times.value)}x{star} {name_of(row.case, short=True)}"
+    gain += "" if of_file else over(row, TIME)
+    text = ", ".join(filter(None, (gain, at_memory(row, TIME))))
     link = anchors.get(row.case.technique, "")
     shapes: list[Any] = [
         Box(axis(1), y, axis(times.value) - axis(1), BAR, framework),
@@ -125,6 +148,6 @@ def _in_words(one: Answer) -> str:
         times, kept = _times(row), accuracy_of(row.accuracy)
         around = f" ({interval(times.bounds, like=times.value)})" if times.bounds else ""
         gain = f"{number(times.value)} times as fast{around}{over(row, TIME)}"
-        words = filter(None, (name_of(row.case, short=True), gain, kept))
+        words = filter(None, (name_of(row.case, short=True), gain, at_memory(row, TIME), kept))
         sides.append(f"{title}: {', '.join(words)}")
     return f"{_work(one)}. {'; '.join(sides)}."

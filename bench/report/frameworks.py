@@ -10,17 +10,20 @@ from bench.analysis.ranking import UPDATE, Aim, Ranking
 from bench.analysis.table import MEMORY, Row, is_better, is_worse
 from bench.analysis.verdicts import DELTA
 from bench.record import FRAMEWORKS
-from bench.report.advised import NO_DIFFERENCE, gained, is_file, place_of
+from bench.report.advised import NO_DIFFERENCE, UNLIKE, gained, is_file, place_of
 from bench.report.bars import chosen
 from bench.report.names import name_of, sizes
 from bench.report.technique_tables import Table, of_words
 
 MOST = 8  # cases
 LEGEND = (
-    "Each cell names the framework that is ahead, by how much, and the 95% interval in brackets. A "
-    f"lead counts where the whole interval is beyond {DELTA:.0%}. “Same technique” compares the "
-    "one that gains most in both (*: accuracy was not shown to be kept). “Not compared”: plain "
-    "code was not measured in both. There is no overall winner."
+    f"A lead counts where its whole 95% interval, in brackets, is beyond {DELTA:.0%}. There is no "
+    "overall winner.",
+    "“Same technique” compares the one that gains most in both.",
+    f"“{UNLIKE.capitalize()}”: each framework's file runs in another runtime, so the lead is that "
+    "runtime's.",
+    "“Accuracy kept”: the same work, or shown by trainings. “Not shown”: check it on your data.",
+    "“Not compared”: plain code was not measured in both.",
 )
 
 
@@ -29,24 +32,33 @@ def table(listed: list[Answer]) -> Table:
     shown = [one for one in chosen(listed) if one.work.kind != UPDATE]
     shown += [one for one in listed if one.goal.figure == MEMORY and one.main]
     lines = [_line(one) for one in shown if len(one.sides) == len(FRAMEWORKS)]
-    columns = of_words("your case", "ahead, plain code", "ahead, same technique")
+    columns = of_words("your case", "plain code: who is ahead", "same technique: who is ahead")
     return Table("PyTorch or TensorFlow?", columns, lines[:MOST], name="frameworks")
 
 
 def _line(one: Answer) -> list[str]:
     pt, tf = (one.sides[name] for name in FRAMEWORKS)
     case = f"{one.question.aim}\n{', '.join((place_of(one), sizes([one.work.task])))}"
-    pairs = plain(pt, tf), alike(pt, tf)
-    untouched, optimized = (_ahead(pt.aim, *pair) if pair else None for pair in pairs)
-    if optimized:
-        names = dict.fromkeys(_named(row) for row in pairs[1])
-        optimized += f": {' and '.join(names)}"
-    return [case, untouched or "not compared", optimized or "no technique helps both"]
+    untouched, optimized = plain(pt, tf), alike(pt, tf)
+    return [
+        case,
+        _ahead(pt.aim, *untouched) if untouched else "not compared",
+        f"{_ahead(pt.aim, *optimized)}: {_in_words(optimized)}"
+        if optimized
+        else "no technique helps both",
+    ]
 
 
-def _named(row: Row) -> str:
-    """A row's name, with a star where accuracy was not shown to be kept."""
-    return name_of(row.case, short=True) + ("" if row.accuracy.kept else "*")
+def _in_words(pair: tuple[Row, Row]) -> str:
+    """What is compared, whether these are unlike programs, and whether accuracy is kept."""
+    names = dict.fromkeys(name_of(row.case, short=True) for row in pair)
+    kept = [row.accuracy for row in pair if row.accuracy.asked]
+    judged = next((one for one in kept if not one.kept), kept[0] if kept else None)
+    parts = [" and ".join(names), UNLIKE if len(names) > 1 else ""]
+    if judged:
+        verdict = "kept" if judged.kept else "lost" if judged.lost else "not shown"
+        parts.append(f"{judged.what} {verdict}")
+    return ", ".join(filter(None, parts))
 
 
 def plain(pt: Ranking, tf: Ranking) -> tuple[Row, Row] | None:

@@ -40,6 +40,15 @@ All answers of the run that [README.md](../README.md) shows. [report.md](report.
 
 """
 HOW = "## How to read it"
+TERMS = (
+    "bfloat16 and int8 are short number formats. ONNX Runtime, OpenVINO, TorchInductor and LiteRT "
+    "run exported models. “Distilled” is a small model that learned from a large one. Each task "
+    "in numbers: [tasks](docs/techniques/README.md#tasks)."
+)
+PROVEN = (
+    "**Same work, proven**: both sides start from the same weights and must produce matching "
+    "losses, or their ratio is not shown ([how](docs/numbers.md))."
+)
 Marks = dict[tuple[int, str | None], str]  # see bench.report.machines
 FEW, MANY = 1_000, 100_000  # steps of training for which a sentence compares the advice
 
@@ -152,16 +161,20 @@ def headline(runs: list[Record], known: Sequence[Machine] = (), agreed: str = ""
     parts.append(escape(f"{measured(runs)} {_versions(runs)}"))
     parts.append("## PyTorch or TensorFlow?")
     parts.append(advised_table(frameworks.table(listed)))
-    answered = f"[All answers]({ANSWERS}) compare the best of each framework instead."
-    parts.append(f"{escape(frameworks.LEGEND)} {answered}")
-    beside = others(runs[0], list(known))
-    if beside:
+    more = f"[All answers]({ANSWERS}) compare the best of each framework instead."
+    parts.append(_bullets([*map(escape, frameworks.LEGEND), TERMS, more]))
+    trust = [PROVEN]
+    if agreed:
+        trust.append(f"**Repeated** ([runs]({PAGE_OF_RUNS})): {escape(agreed)}")
+    if beside := others(runs[0], list(known)):
         stated = [statements(Machine("README", run), beside) for run in runs]
-        parts.append(machines.line(beside, list(chain.from_iterable(stated))))
-    parts.append(
-        f"**Repeated** ([{PAGE_OF_RUNS}]({PAGE_OF_RUNS})): {escape(agreed)}" if agreed else ""
-    )
+        trust.append(machines.line(beside, list(chain.from_iterable(stated))))
+    parts += ["## Can I trust it?", _bullets(trust)]
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+
+
+def _bullets(lines: list[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def _warned(runs: list[Record]) -> list[str]:

@@ -48,6 +48,13 @@ def test_a_gain_holds_where_every_machine_with_an_interval_shows_it(here, there,
     assert (said.verdict, said.differs) == (verdict, differs)
 
 
+def test_a_figure_without_an_interval_confirms_nothing_and_can_raise_a_doubt():
+    for once, verdict in ((0.6, HOLDS), (1.1, UNTOLD)):
+        runs = changed(*GAIN), changed(*GAIN), changed(once)
+        assert stated(*runs).verdict == verdict
+        assert not stated(*runs).seen[2].told
+
+
 def test_what_holds_on_two_turns_by_a_third():
     runs = changed(*GAIN), changed(*LESS), changed(*NONE)
     assert stated(*runs[:2]).verdict == HOLDS

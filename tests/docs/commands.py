@@ -132,7 +132,7 @@ COMMANDS = {
         ".venv-pt/bin/python -m tests.zoo --framework pt --device cuda",
     ),
     # It trains for minutes: that its file can be run is.
-    "alone": ("python -m pt_impl.train_step.mixed_precision",),
+    "alone": (".venv/bin/python -m pt_impl.train_step.mixed_precision",),
     # It would measure for long: its options are parsed.
     "validate": (
         ".venv/bin/twinbench validate measure --minutes 30",

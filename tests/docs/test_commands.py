@@ -197,7 +197,8 @@ def test_a_sweep_is_asked_for_as_written(text, monkeypatch):
 @pytest.mark.parametrize("name", techniques())
 def test_each_technique_can_be_run_alone(name):
     """As README says of one, and each docstring of its own. They train: they are not run here."""
-    assert re.fullmatch(r"python -m pt_impl\.\w+\.(\w+)", *COMMANDS["alone"])[1] in techniques()
+    command = r"\.venv/bin/python -m pt_impl\.\w+\.(\w+)"
+    assert re.fullmatch(command, *COMMANDS["alone"])[1] in techniques()
     for side in ("pt_impl", "tf_impl"):
         path = ROOT / side / techniques()[name].family / f"{name}.py"
         *_, last = ast.parse(path.read_text("utf-8")).body

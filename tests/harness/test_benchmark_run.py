@@ -118,8 +118,8 @@ def test_a_busy_machine_is_said_before_anything_is_measured(run):
 
 def test_tables_and_paths_are_printed(whole):
     assert "benchmark 'faulty/digits-cnn-4': 8 tests" in whole.out  # pytest-benchmark's
-    assert whole.out.index("benchmark 'faulty") < whole.out.index("\nWhat to use\n")  # and ours
-    before, _, ours = whole.out.partition("\nWhat to use\n")
+    assert whole.out.index("benchmark 'faulty") < whole.out.index("\nWhat to use on ")  # and ours
+    before, _, ours = whole.out.partition("\nWhat to use on ")
     hints = before[before.index("/results.json") :]
     *ours, last = ours.splitlines()  # which is pytest's
     assert re.search(r"\d+ passed", last)
