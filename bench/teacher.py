@@ -9,14 +9,14 @@ accuracy and how long it took.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
 
-from bench.harness.matches import configure, parent_key
+from bench.harness.matches import configured, parent_key
 from bench.harness.plan import Case, Variant, Workload
 from bench.harness.processes import Failed, Processes
+from bench.report.parsers import described
 from bench.train_step import bench_baseline
 from shared import datasets, scratch, teacher
 
@@ -35,9 +35,8 @@ def train(path: Path) -> float:
     with scratch.folder() as folder:
         data = datasets.materialise(teacher.TASK.dataset, folder / "data")
         with Processes(folder / "logs") as processes:
-            worker = processes.execute(parent_key(case, threads=1), "teacher")
-            try:
-                configure(worker, processes.limits, seed=SEED)
+            started = processes.execute(parent_key(case, threads=1), "teacher")
+            with configured(started, processes.limits, SEED) as worker:
                 answer = worker.ask(
                     LIMIT_S,
                     "teach",
@@ -47,18 +46,12 @@ def train(path: Path) -> float:
                     stages=STAGES,
                     path=str(path.resolve()),
                 )
-            finally:
-                worker.stop(kill=True)
     return answer.value
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Train it, write it and say how good it is; return the exit status (2: an error)."""
-    parser = argparse.ArgumentParser(
-        prog="twinbench teacher",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = described("twinbench teacher", __doc__)
     parser.add_argument("path", type=Path, nargs="?", default=teacher.PATH)
     given, start = parser.parse_args(arguments), time.monotonic()
     try:

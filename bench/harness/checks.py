@@ -19,7 +19,7 @@ from bench.analysis.pairing import baseline, resolved
 from bench.analysis.ranking import OF_UPDATES
 from bench.harness import record
 from bench.harness.isolated_measurements import noted
-from bench.harness.matches import configure, files_of, parent_key
+from bench.harness.matches import configured, files_of, parent_key
 from bench.harness.plan import SEED, Case, Variant, Workload
 from bench.harness.processes import Failed, ParentFailed, ParentKey, Processes, Worker
 from bench.harness.run_plan import Plan
@@ -181,12 +181,9 @@ def check(
             result.status, result.reason = "FAILED", f"check: {failure}"
             return result
         with noted("check", result):
-            worker = processes.fork(key, "check-" + case.id.replace("/", "-"))
-            try:
-                configure(worker, processes.limits, seed=0)
+            started = processes.fork(key, "check-" + case.id.replace("/", "-"))
+            with configured(started, processes.limits) as worker:
                 _check(processes, worker, case, data[case.workload.task], result)
-            finally:
-                worker.stop(kill=True)
         return result
 
     pool = ThreadPoolExecutor(threads)
@@ -231,13 +228,10 @@ def train_deployed(
     def train(case: Case) -> str | None:
         key, task = ParentKey(case.framework, case.flavour, "tuned", "main", 1), case.workload.task
         try:
-            worker = processes.execute(key, f"deploy-{task}")
-            try:
-                configure(worker, processes.limits, seed=SEED)
+            started = processes.execute(key, f"deploy-{task}")
+            with configured(started, processes.limits, SEED) as worker:
                 given = {"case": case.message(), "data": data[task], "seed": SEED}
                 worker.ask(processes.limits.train, "deploy", **given)
-            finally:
-                worker.stop(kill=True)
         except (Failed, ParentFailed) as error:
             return str(error)
         return None

@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 
 from bench.harness import machine, memory
 from bench.harness.answers import ColdStart, Described, Probed, Proof, TrainedSeed
-from bench.harness.matches import RESERVE, configure, files_of, parent_key
+from bench.harness.matches import RESERVE, configure, configured, files_of, parent_key
 from bench.harness.plan import FRAMEWORKS, Case
 from bench.harness.processes import (
     Failed,
@@ -126,12 +126,9 @@ def first_compile(processes: Processes, key: ParentKey) -> Path:
     """
     folder = processes.scratch / f"first-compile-{key.framework}"
     if key.framework not in processes.first_compile_s:
-        worker = processes.execute(key, f"first-compile-{key.framework}")
-        try:
-            configure(worker, processes.limits, seed=0)
+        started = processes.execute(key, f"first-compile-{key.framework}")
+        with configured(started, processes.limits) as worker:
             compiled = worker.ask(processes.limits.request, "first_compile", cache=str(folder))
-        finally:
-            worker.stop(kill=True)
         processes.first_compile_s[key.framework] = compiled.seconds
     return folder
 
@@ -504,9 +501,8 @@ def _train(
     deadline = time.monotonic() + (given - result.seconds if given else limit * seeds)
     stages = processes.scratch / "stages" / "-".join(filter(None, (key.framework, key.flavour)))
     with noted("training", result):
-        worker = processes.fork(key, "train-" + case.id.replace("/", "-"))
-        try:
-            configure(worker, processes.limits, seed=0)
+        started = processes.fork(key, "train-" + case.id.replace("/", "-"))
+        with configured(started, processes.limits) as worker:
             for seed in range(len(result.per_seed), seeds):
                 answer = worker.ask(
                     max(0.0, min(limit, deadline - time.monotonic())),
@@ -525,8 +521,6 @@ def _train(
                     result.reason = f"accuracy not measured: {answer.no_figure}"
                     break
                 result.add(answer)
-        finally:
-            worker.stop(kill=True)
     if result.status == "FAILED" and given and time.monotonic() >= deadline:
         result.status, result.reason = (
             "OK",

@@ -120,6 +120,16 @@ def configure(worker: Worker, limits, seed: int) -> Configured:
     )
 
 
+@contextlib.contextmanager
+def configured(worker: Worker, limits, seed: int = 0) -> Iterator[Worker]:
+    """A new worker that is configured, and ended when it has done its work."""
+    try:
+        configure(worker, limits, seed)
+        yield worker
+    finally:
+        worker.stop(kill=True)
+
+
 class Match:
     """One block of one match, whose contenders start in the order of `cases`.
 
