@@ -7,10 +7,10 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import floor, inf
-from pathlib import Path
 
 import psutil
 
+from bench.harness.processor import told
 from shared import cgroups
 
 # What each dtype's products need, by the beginning of the architecture's name: one of them.
@@ -82,12 +82,9 @@ def here() -> Host:
 
 def _flags() -> frozenset[str] | None:
     """The processor's instructions, where Linux lists them."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return None
-    listed = (line.partition(":") for line in lines if line.startswith(("flags", "Features")))
-    return next((frozenset(names.split()) for _, _, names in listed), None)
+    entries = told()
+    names = entries.get("flags", entries.get("Features"))
+    return None if names is None else frozenset(names.split())
 
 
 def words(host: Host) -> str:
