@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
+from statistics import linear_regression, median
 
 import psutil
 
@@ -170,9 +170,7 @@ def judge(sizes: list[int], *, least: float) -> tuple[str, float]:
 
 def _slope(values: list[int]) -> float:
     """The slope of the straight line through these, by least squares."""
-    middle, mean = (len(values) - 1) / 2, sum(values) / len(values)
-    spread = sum((at - middle) ** 2 for at in range(len(values)))
-    return sum((at - middle) * (value - mean) for at, value in enumerate(values)) / spread
+    return linear_regression(range(len(values)), values).slope
 
 
 def _name(thing) -> str:
