@@ -18,12 +18,10 @@ from bench.report.technique_tables import Table, of_words
 MOST = 8  # cases
 LEGEND = (
     f"A lead counts where its whole 95% interval, in brackets, is beyond {DELTA:.0%}. There is no "
-    "overall winner.",
-    "“Same technique” compares the one that gains most in both.",
-    f"“{UNLIKE.capitalize()}”: each framework's file runs in another runtime, so the lead is that "
-    "runtime's.",
+    "overall winner. “Not compared”: plain code was not measured in both.",
+    f"“Same technique” compares the one that gains most in both. “{UNLIKE.capitalize()}”: two "
+    "runtimes, or two variants of it. Such a lead is theirs, not the framework's.",
     "“Accuracy kept”: the same work, or shown by trainings. “Not shown”: check it on your data.",
-    "“Not compared”: plain code was not measured in both.",
 )
 
 
@@ -54,11 +52,11 @@ def _in_words(pair: tuple[Row, Row]) -> str:
     names = dict.fromkeys(name_of(row.case, short=True) for row in pair)
     kept = [row.accuracy for row in pair if row.accuracy.asked]
     judged = next((one for one in kept if not one.kept), kept[0] if kept else None)
-    parts = [" and ".join(names), UNLIKE if len(names) > 1 else ""]
+    parts = [" against ".join(names), UNLIKE if len(names) > 1 else ""]
     if judged:
         verdict = "kept" if judged.kept else "lost" if judged.lost else "not shown"
         parts.append(f"{judged.what} {verdict}")
-    return ", ".join(filter(None, parts))
+    return "; ".join(filter(None, parts))
 
 
 def plain(pt: Ranking, tf: Ranking) -> tuple[Row, Row] | None:

@@ -436,3 +436,11 @@ def test_an_old_record_gets_what_is_declared_today_and_a_new_one_keeps_its_own()
     assert [price(complete(case))[1] for case in cases] == [
         *("9 epochs of training", "4 epochs of training", "4 epochs of training")
     ]
+
+
+def test_an_old_title_gets_the_runtime_of_its_framework_where_predictions_run_in_it():
+    words = "int8, trained with rounding"
+    old = priced("quantization_aware_training", "qat_8", mode="predict", title=words)
+    titles = [complete(old.but(framework=side)).title for side in ("pt", "tf")]
+    assert titles == [f"{words}, TorchInductor", f"{words}, LiteRT"]
+    assert complete(old.but(mode="train")).title == words

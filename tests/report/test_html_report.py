@@ -281,13 +281,15 @@ def test_all_techniques_in_one_page_are_below_two_megabytes_and_quickly_made():
     assert len(text.encode()) < 2_000_000
 
 
-def test_the_answer_of_a_terminal_holds_its_lines_and_names_each_aim():
+def test_the_answer_of_a_terminal_holds_its_lines_and_names_the_first_aims():
     for run, whole in ((whole_run(), True), (load(ROOT / "docs"), False)):
         lines = tables_module.answered(run, 80).splitlines()
         assert len(lines) <= tables_module.MOST_LINES
         assert max(map(columns, lines)) <= 80
         told, _ = advised.split(answers(run))
-        assert all(any(line.startswith(a.question.aim) for line in lines) for a in told)
+        aims = list(dict.fromkeys(answer.question.aim for answer in told))
+        shown = [aim for aim in aims if any(line.startswith(aim) for line in lines)]
+        assert shown == aims[: max(5, len(shown))]
         assert lines[-1].startswith("… and ") != whole
 
 

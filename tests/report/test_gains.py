@@ -1,0 +1,62 @@
+"""What a gain is compared with, what it costs in memory, and which programs are unlike."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.analysis.questions import answers
+from bench.report import bars, frameworks, readme, tables
+from tests.analysis.test_ranking import GAIN, KEPT, fast, row
+
+
+def picture(run):
+    return [shape.text for shape in bars.chart(answers(run)).shapes if shape.kind == "label"]
+
+
+def terminal(run):
+    return " ".join(tables.answered(run).split())
+
+
+def int8(framework, **more):
+    """A file of int8, which has a runtime of its framework."""
+    more |= {"framework": framework, "mode": "predict", "time": GAIN, "size": 0.3}
+    return row("post_training_quantization", "static_int8", changes_math=True, **more)
+
+
+@pytest.mark.parametrize(("peak", "is_said"), [(1.4, True), (1.15, False), (0.7, False)])
+def test_a_gain_in_time_says_that_it_costs_memory_where_that_was_shown(peak, is_said):
+    run = fast(row(time=GAIN, peaks=[peak, 0.999 * peak, 1.001 * peak]))
+    for text in (" ".join(picture(run)), terminal(run), readme.every_answer([run])):
+        assert ("at 1.4x the memory" in text) is is_said
+        assert ("x the memory" in text) is is_said
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (
+            [int8("pt"), int8("tf")],
+            "int8, TorchInductor against int8, LiteRT; unlike programs; accuracy not shown",
+        ),
+        (
+            [int8("pt", accuracy=KEPT), int8("tf", accuracy=KEPT)],
+            "int8, TorchInductor against int8, LiteRT; unlike programs; accuracy kept",
+        ),
+        ([row(time=GAIN), row(time=GAIN, framework="tf")], "changed; accuracy kept"),
+    ],
+)
+def test_a_comparison_of_frameworks_says_which_programs_are_unlike(rows, words):
+    (line, *_) = frameworks.table(answers(fast(*rows))).rows
+    assert line[2] == f"no difference shown: {words}"
+    (best_of_each, *_) = readme.every_answer([fast(*rows)]).partition("| **")[2].splitlines()
+    assert ("unlike programs" in best_of_each) == ("unlike programs; accuracy kept" in words)
+
+
+def test_a_gain_over_a_file_is_not_shown_as_one_over_plain_code():
+    run = fast(row(time=GAIN), int8("pt"))
+    shown = picture(run)
+    place = shown.index(bars.FILES)
+    assert shown.index("1.67x changed") < place < shown.index("1.67x* int8, TorchInductor")
+    assert "int8, TorchInductor: 1.67x over “base”" in terminal(run)
+    assert "changed: 1.67x over" not in terminal(run)
+    assert bars.FILES not in picture(fast(row(time=GAIN)))
