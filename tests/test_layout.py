@@ -66,10 +66,10 @@ MAY_IMPORT_BOTH = "bench/port/"  # compares the frameworks in one process
 SECTIONS = (
     "What it changes:",
     "Its twin:",
-    "Where the frameworks differ and why:",
     "When it helps and when it hurts:",
     "Run it alone:",
 )
+DIFFER = "Where the frameworks differ and why:"  # in the PyTorch file, for both
 SETTING_TYPES = {"str", "int", "float", "bool", "tuple"}
 MOST_LINES_A_FUNCTION = 60
 MOST_BYTES_OF_ARRAYS = 100_000  # that one test file compares with
@@ -493,15 +493,21 @@ def runtime_faults(root: Path) -> Iterator[str]:
 
 
 def docstring_faults(root: Path) -> Iterator[str]:
-    """The head of a technique has all of its sections, in order, and names its twin."""
+    """The head of a technique has all of its sections, in order, and names its twin.
+
+    PyTorch's file says where the frameworks differ, once for both.
+    """
     for path in method_files(root):
         place, text = place_of(path, root), head_of(path)
         side, family = path.relative_to(root).parts[:2]
-        at = [f"\n{text}".find(f"\n{section}") for section in SECTIONS]
+        sections = [*SECTIONS[:2], DIFFER, *SECTIONS[2:]] if side == "pt_impl" else SECTIONS
+        at = [f"\n{text}".find(f"\n{section}") for section in sections]
         if -1 in at:
-            yield f"{place}: no section {SECTIONS[at.index(-1)]!r}"
+            yield f"{place}: no section {sections[at.index(-1)]!r}"
         elif at != sorted(at):
-            yield f"{place}: its sections are not in the order {SECTIONS}"
+            yield f"{place}: its sections are not in the order {sections}"
+        if side == "tf_impl" and f"\n{DIFFER}" in text:
+            yield f"{place}: {DIFFER!r} belongs into its twin, for both"
         twin, alone = f"{SIDES[side]}/{family}/{path.name}", f"{side}.{family}.{path.stem}"
         for words in (twin, f"python -m {alone}"):
             if words not in text:
@@ -641,9 +647,7 @@ TECHNIQUE = '''\
 What it changes: weights.
 
 Its twin: `{twin}/compression/pruning.py`.
-
-Where the frameworks differ and why: nowhere.
-
+{differ}
 When it helps and when it hurts: rarely.
 
 Run it alone: `python -m {side}.compression.pruning`.
@@ -681,7 +685,8 @@ def tree(tmp_path) -> Path:
             files[f"{room}/{family}/__init__.py"] = '"""Read this first."""\n'
     for side, framework in (("pt_impl", "torch"), ("tf_impl", "tensorflow")):
         files |= {f"{side}/kit/{name}.py": f"import {framework}\n" for name in KIT}
-        text = TECHNIQUE.format(side=side, twin=SIDES[side], framework=framework)
+        differ = f"\n{DIFFER} nowhere.\n" if side == "pt_impl" else ""
+        text = TECHNIQUE.format(side=side, twin=SIDES[side], framework=framework, differ=differ)
         files[f"{side}/compression/pruning.py"] = text
     for place, text in files.items():
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
@@ -749,6 +754,8 @@ FAULTS = [
     (PT, "kit import training", "compression import pruning", f"{PT} imports pt_impl.compression"),
     (TF_KIT, "import", "from ..compression.pruning import", "imports tf_impl.compression.pruning"),
     (PT, "Its twin:", "Twin:", "no section 'Its twin:'"),
+    (PT, DIFFER, "Differences:", f"no section {DIFFER!r}"),
+    (TF, "Run it", f"{DIFFER} here.\n\nRun it", f"{TF}: {DIFFER!r} belongs into its twin"),
     (PT, "`tf_impl/", "`tf/", f"does not name {TF}"),
     (PT, "python -m", "python", "python -m pt_impl.compression.pruning"),
     (PT, "What it changes: weights.\n", "Run it alone: so.\n\nWhat it changes: so.\n", "order"),

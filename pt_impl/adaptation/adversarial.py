@@ -5,23 +5,25 @@
 
 What it changes: a model that learns from a labelled source domain sees unlabelled samples of the
 target domain, too (Ganin et al., 2016, "Domain-Adversarial Training of Neural Networks"). A second
-head learns to tell the domains apart by the features; the gradient that it sends back is reversed,
-so the features learn what it can't tell. The strength of the reversal rises with the passes in
-training mode, which the model counts and saves: the domain head's first gradients are noise. What
-is used afterwards is features and head.
+head learns to tell the domains apart by the features. The gradient that it sends back is reversed,
+so the features learn what it can't tell. The reversal grows with the training steps, which the
+model counts and saves, since the domain head's first gradients are noise. Only features and head
+are used afterwards.
 
 Its twin: `tf_impl/adaptation/adversarial.py`.
 
-Where the frameworks differ and why: an operation with a custom gradient is an
-`autograd.Function` here and a function under `tf.custom_gradient` there. A tuple is `*x` here; a
-Keras model gets both domains as one argument. Both are one batch for the features, so BatchNorm's
-statistics are those of both, in training as in evaluation.
+Where the frameworks differ and why:
+- A custom gradient is a `torch.autograd.Function` in PyTorch and a function under
+  `tf.custom_gradient` in TensorFlow.
+- A PyTorch model gets both domains as two arguments. A Keras model gets them as one, as `fit` hands
+  it over.
+- In both, the features see one batch of both domains. So BatchNorm's statistics are those of both.
 
 When it helps and when it hurts: it helps where the domains differ in what the labels do not depend
-on (background, lighting, a sensor), and the classes are about as frequent in both; else features
-that look alike mix the classes up. Two domains are about twice the arithmetic. It is a game of two:
-losses go up and down, and clipping gradients at a norm of 0.5 to 1 is usual. Choose settings
-without the target's labels, or the figures flatter.
+on: background, lighting, a sensor. The classes have to be about as frequent in both, else it mixes
+the classes up. Two domains are about twice the arithmetic. Losses go up and down, since two heads
+compete. Clipping gradients at a norm of 0.5 to 1 is usual. Choose settings without the target's
+labels, or the figures flatter.
 
 Run it alone: `python -m pt_impl.adaptation.adversarial` prints accuracies on digits over photos.
 

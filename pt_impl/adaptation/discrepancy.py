@@ -15,15 +15,18 @@ or too wide sees nothing. What is used afterwards is features and head.
 
 Its twin: `tf_impl/adaptation/discrepancy.py`.
 
-Where the frameworks differ and why: distances are differences of large numbers, so they stay in
-float32: autocast, which would take the product of the features in bfloat16, is switched off here;
-a Keras policy reaches layers alone. A tuple is `*x` here; a Keras model gets both domains as one
-argument. Both are one batch for the features, so BatchNorm's statistics are those of both.
+Where the frameworks differ and why:
+- Distances are differences of large numbers, so they stay in float32. PyTorch: autocast, which
+  would take the product of features in bfloat16, is switched off. TensorFlow: the features are
+  cast, since a Keras policy reaches only layers.
+- A PyTorch model gets both domains as two arguments. A Keras model gets them as one, as `fit` hands
+  it over.
+- In both, the features see one batch of both domains. So BatchNorm's statistics are those of both.
 
-When it helps and when it hurts: it helps where adversarial training does, with a loss that goes
-down and one weight to choose. The estimate is noisy with small batches. It hurts where the classes
-are not about as frequent in both domains, and where the weight is so large that features fall
-together. Choose settings without the target's labels, or the figures flatter.
+When it helps and when it hurts: it helps where adversarial training does. Its loss goes down, and
+there is one weight to choose. The estimate is noisy with small batches. It hurts where the classes
+are not about as frequent in both domains, and where the weight is so large that all features become
+alike. Choose settings without the target's labels, or the figures flatter.
 
 Run it alone: `python -m pt_impl.adaptation.discrepancy` prints accuracies on digits over photos.
 

@@ -17,18 +17,20 @@ What it changes: what is trained.
 Its twin: `tf_impl/adaptation/fine_tuning.py`.
 
 Where the frameworks differ and why:
-- Freezing and evaluation mode are two things here: BatchNorm with `requires_grad_(False)` goes on
-  moving its running statistics, and dropout goes on drawing, until `eval()`. In Keras a BatchNorm
-  with `trainable = False` is in evaluation mode by that; dropout is not.
-- `model.train()` puts the backbone back into training mode, so the step here sets evaluation mode
-  in each call. A Keras model is told its mode in the call.
-- PyTorch has no LoRA: it is a parametrization here, so that whoever reads `weight` reads the sum.
-  Keras's Dense has one. Both form the sum in each call.
+- PyTorch: freezing and evaluation mode are two things. BatchNorm with `requires_grad_(False)` goes
+  on moving its running statistics, and dropout goes on drawing, until `eval()`.
+- TensorFlow: a BatchNorm with `trainable = False` is in evaluation mode by that. Dropout is not:
+  the call has to say `training=False`, as it does here.
+- PyTorch: `model.train()` puts the backbone back into training mode. So the step sets evaluation
+  mode in each call. A Keras model is told its mode in the call.
+- LoRA: a parametrization in PyTorch, which has none, so that whoever reads `weight` reads the sum.
+  Keras 3's Dense has `enable_lora`; legacy Keras has none. Both form the sum in each call.
+- `enable_lora` freezes the kernel, and no bias: the rest is frozen here, too.
 
-When it helps and when it hurts: a frozen backbone helps where there are few labels and the new data
-is like the old; stored features make an epoch almost free. Both hurt where the features do not fit:
-then everything must learn, or LoRA. LoRA saves the optimizer's state and the stored gradients of
-the weights. It saves neither activations nor much time.
+When it helps and when it hurts: a frozen backbone helps where labels are few and the new data is
+like the old. Stored features make an epoch almost free. Both hurt where the features do not fit:
+then everything must learn, or use LoRA. LoRA saves the optimizer's state and the gradients of the
+weights. It saves neither activations nor much time.
 
 Run it alone: `python -m pt_impl.adaptation.fine_tuning` prints time and accuracy of each.
 

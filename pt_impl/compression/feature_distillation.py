@@ -4,25 +4,29 @@
     output, features = taught(x)
     loss = loss_fn(output, y) + weight * F.mse_loss(features, target)  # what the teacher's gives
 
-What it changes: the loss. Beside the labels, the output of a layer of the student is drawn to that
-of a layer of the teacher (FitNets: Romero et al., 2014, "Hints for Thin Deep Nets"). The student is
-thinner than the teacher, so a regressor, trained along with it, widens its features; it is dropped
-afterwards. FitNets learns first the features, then logits (`distillation.py`); here labels and
-features are learned in one stage, as is usual today. The teacher stays as it was.
+What it changes: the loss. The output of a student's layer is also drawn to that of a teacher's
+layer (FitNets: Romero et al., 2014, "Hints for Thin Deep Nets"). The student is thinner, so a
+regressor widens its features. It is trained along and dropped afterwards. FitNets learns first
+features, then logits (`distillation.py`). Here labels and features are learned in one stage, as is
+usual today. The teacher stays as it was.
 
 Its twin: `tf_impl/compression/feature_distillation.py`.
 
-Where the frameworks differ and why: a hook catches the output of any module while it runs. Keras
-finds layers in the graph of a functional or Sequential model; a subclassed one has none and is
-refused there. A hook that raises ends the teacher's pass behind its layer; there a Keras model of
-the layers up to it leaves out the others. A name stands for what the module returns: ReLU as a
-function has none. Channels are second in images here and last there.
+Where the frameworks differ and why:
+- PyTorch: a hook catches the output of any module while it runs. A name means what a module
+  returns, so ReLU as a function has no name. The hook ends the teacher's pass by raising behind its
+  layer.
+- TensorFlow: Keras finds layers in the graph of a functional or Sequential model, on its first
+  level. A subclassed model has no graph and is refused. A model of the teacher's layers up to the
+  wanted one leaves out the others.
+- Channels are the second axis of images in PyTorch and the last in TensorFlow.
+- `keras.distillation.FeatureDistillation` of Keras 3 has no regressor.
 
 When it helps and when it hurts: it helps thin and deep students, which are hard to train from their
-output alone, and tasks without logits (regression, embeddings). Each step costs the teacher's pass;
-features are too large to store for most data. It hurts where the layers do not correspond: too deep
-a pair regularises the student away from its own solution (FitNets, section 2.2). The scale of
-features differs between models and layers, so `weight` needs a search.
+output only. It also helps tasks without logits: regression, embeddings. Each step costs the
+teacher's pass. Features are too large to store for most data. It hurts where the layers do not
+correspond: too deep a pair holds the student back (FitNets, section 2.2). The scale of features
+differs between models and layers, so `weight` needs a search.
 
 Run it alone: `python -m pt_impl.compression.feature_distillation` prints a student alone and with
 features.

@@ -6,20 +6,24 @@
     model = finalize_pruning(model)  # after training
 
 What it changes: kernels of dense and convolution layers are multiplied with masks of zeros and ones
-in every forward pass. Every `frequency` steps these are made anew with a share of zeros that rises
-fast at first, while there is much to spare (Zhu and Gupta, 2017, section 3). What stays are the
-weights of largest magnitude: of each layer, or of all together (`apply_global_pruning`).
+in every forward pass. Every `frequency` steps the masks are made anew. Their share of zeros rises
+fast at first and slowly later (Zhu and Gupta, 2017, section 3). The weights of largest magnitude
+stay: of each layer, or of all together (`apply_global_pruning`).
 
 Its twin: `tf_impl/compression/pruning.py`.
 
-Where the frameworks differ and why: `torch.nn.utils.prune` masks gradients too, so a pruned weight
-stays pruned. TensorFlow Model Optimization (tfmot), for tf_keras, masks in the forward pass alone:
-a step moves pruned weights, and such a one may return when the masks are next made. It has no
-global magnitude, and `prune` no schedule. Both round alike and keep all that tie.
+Where the frameworks differ and why:
+- PyTorch (`torch.nn.utils.prune`) masks gradients too, so a pruned weight stays pruned. It has no
+  schedule.
+- Keras 3 has no pruning. Here the layers read masked kernels, and gradients are masked.
+- tf_keras: TensorFlow Model Optimization (tfmot) masks only in the forward pass. A step moves
+  pruned weights, so a weight may return when masks are made anew. It has no global magnitude. It
+  can choose layers by what a runtime has sparse kernels for (`apply_latency_pruning`).
 
-When it helps and when it hurts: a file compresses better, and sparse computing needs it. Alone it
-makes nothing faster or smaller: zeros in a dense tensor are multiplied like other numbers. Leave
-steps for recovery after `end_step`. Global magnitude can empty a whole layer.
+When it helps and when it hurts: it helps a file to compress better, and it comes before sparse
+computing (`sparse_inference.py`). By itself it makes nothing faster or smaller: zeros in a dense
+tensor are multiplied like other numbers. Leave steps for recovery after `end_step`. Global
+magnitude can empty a whole layer.
 
 Run it alone: `python -m pt_impl.compression.pruning` prints the dense model against 80% and 95% of
 zeros.

@@ -5,24 +5,28 @@
     torch._inductor.config.freezing = True  # without it int8 is no faster than float32
     predict = torch.compile(quantized, dynamic=False)
 
-What it changes: in the forward pass each convolution and linear layer multiplies rounded numbers.
-A weight w becomes s * clamp(round(w / s), -n, n) with n = 2**(weight_bits - 1) - 1 and s = max|w| /
-n of its output channel in this very step. Activations have 8 bits, a scale and a zero point for
-each tensor, whose range is a moving average over batches. The gradient passes the rounding as if
-it were not there, and is zero where a value was clipped (straight-through estimator; Jacob et al.,
-2018, arXiv:1712.05877).
+What it changes: each convolution and dense layer multiplies rounded numbers in the forward pass. A
+weight w becomes s * clamp(round(w / s), -n, n) with n = 2**(weight_bits - 1) - 1 and s = max|w| / n
+of its output channel in this step. Activations have 8 bits, and a scale and a zero point for each
+tensor, whose range is a moving average over batches. The gradient passes the rounding as if it were
+not there, and is zero where a value was clipped (straight-through estimator; Jacob et al., 2018,
+arXiv:1712.05877).
 
 Its twin: `tf_impl/compression/quantization_aware_training.py`.
 
-Where the frameworks differ and why: torchao works on a graph of operators that `torch.export`
-captured from any module; in Keras layers compute with rounded kernels. Here BatchNorm is folded
-into the kernel before it is rounded, there after. Weights of any width are int8 here, with values
-unused; there at most 4 bits are int4. Concatenations, averages and the last output are float32 here
-and have 8 bits there.
+Where the frameworks differ and why:
+- PyTorch: torchao works on a graph of operators that `torch.export` captured from any module.
+- TensorFlow: layers of a copy compute with fake quantization in Keras 3. TensorFlow Model
+  Optimization (tfmot), which is for tf_keras only, wraps layers.
+- BatchNorm is folded into the kernel before it is rounded in PyTorch, and after it in TensorFlow.
+- Weights of any width are int8 in PyTorch's file, with values unused. In TensorFlow's, at most 4
+  bits are int4, on a grid of 15 values, and slower than int8.
+- Concatenations, averages and the last output are float32 in PyTorch and 8 bits in TensorFlow.
 
-When it helps and when it hurts: below 8 bits, where rounding trained weights costs accuracy. At 8
-bits rounding alone often loses little: try that first, since a step of this takes up to twice as
-long. It needs a trained model, data with labels, and a learning rate that is not large.
+When it helps and when it hurts: it helps below 8 bits, where rounding trained weights costs
+accuracy. At 8 bits rounding a trained model often loses little: try that first
+(`post_training_quantization.py`). A step takes up to twice as long. It needs a trained model, data
+with labels and a learning rate that is not large.
 
 Run it alone: `python -m pt_impl.compression.quantization_aware_training` prints the accuracy with
 8, 4 and 2 bits, trained on and not.

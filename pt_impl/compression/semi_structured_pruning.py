@@ -4,20 +4,23 @@
     model = finalize_two_to_four(model)
     model = compress_two_to_four(model.half().cuda())  # to predict on an Nvidia GPU
 
-What it changes: of each four weights of a dense or convolution kernel that read neighbouring inputs
-the two of smaller magnitude are masked, once, and stay masked while the model trains on (Mishra et
-al., 2021, section 4: train, prune once, train again with the same recipe). Of a group that the
-inputs do not fill two weights stay: a kernel of three inputs loses a third, one of two nothing.
+What it changes: of each four weights of a kernel that read neighbouring inputs the two of smaller
+magnitude become zero, once. They stay zero while the model trains on (Mishra et al., 2021, section
+4: train, prune once, train again with the same recipe). Of a group that the inputs do not fill two
+weights stay: a kernel of three inputs loses a third, one of two nothing.
 
 Its twin: `tf_impl/compression/semi_structured_pruning.py`.
 
-Where the frameworks differ and why: `torch.nn.utils.prune` masks weights and gradients. TensorFlow
-Model Optimization masks variables in the forward pass. A GPU multiplies the pattern at up to twice
-the speed: `compress_two_to_four` leaves the zeros of linear layers out. TensorFlow has no kernels
-for it.
+Where the frameworks differ and why:
+- PyTorch (`torch.nn.utils.prune`) masks weights and gradients. In Keras 3 the layers read masked
+  kernels here, and gradients are masked.
+- tf_keras: TensorFlow Model Optimization (tfmot) masks variables in the forward pass. Steps move
+  masked weights, and the next pass sets them to zero again.
+- Only PyTorch has GPU kernels for the pattern: `compress_two_to_four` leaves the zeros of linear
+  layers out, for up to twice the speed. TensorFlow's converters keep the zeros.
 
-When it helps and when it hurts: half of the weights by a rule that hardware can use, which costs
-less accuracy than channels do and more than free choice of the same number. On a CPU it buys
+When it helps and when it hurts: it helps where hardware can use the pattern. It costs less accuracy
+than removed channels and more than the same number of freely chosen zeros. On a CPU it buys
 nothing: kernels stay dense tensors.
 
 Run it alone: `python -m pt_impl.compression.semi_structured_pruning` prints the dense model against

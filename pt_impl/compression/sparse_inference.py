@@ -3,22 +3,26 @@
     predict = make_predict(model, min_sparsity=0.8)  # of a pruned, finalized model
     output = predict(x)
 
-What it changes: the kernel of each `nn.Linear` with enough zeros is stored as a compressed sparse
+What it changes: the kernel of each dense layer with enough zeros is stored as a compressed sparse
 row (CSR) matrix: the values that are not zero, their columns, and where each row begins. The
-product visits these values alone. Predictions are those of the dense model, up to rounding. A value
+product visits only these values. Predictions are those of the dense model, up to rounding. A value
 costs 8 bytes with its index, 4 when dense: below 50% of zeros the sparse kernel is the larger one.
 
 Its twin: `tf_impl/compression/sparse_inference.py`.
 
-Where the frameworks differ and why: here a copy of the model gets other modules for its linear
-layers, and MKL multiplies. There dense layers compute otherwise while the graph is traced.
-Convolutions stay dense on both sides: neither has sparse kernels. LiteRT has files with sparse
-tensors (`export_file`, there alone); PyTorch's exporters refuse them.
+Where the frameworks differ and why:
+- PyTorch: a copy of the model gets other modules for its linear layers, and MKL multiplies.
+- TensorFlow: dense layers compute otherwise while the graph is traced, in any kind of model.
+  `tf.sparse.sparse_dense_matmul` runs on one thread. TensorFlow's CSR operators run on all threads,
+  and have no layer.
+- Convolutions stay dense in both: neither has sparse kernels for them.
+- LiteRT has files with sparse tensors (`export_file`). PyTorch's exporters refuse them.
 
-When it helps and when it hurts: on a CPU, from about 80% of zeros on, where layers are large; a
-dense product uses wide vector units on data in order, a sparse one gathers, so at 50% of zeros it
-is the slower one. Whole channels gone (structured pruning) or 2:4 patterns on a GPU suit hardware
-better. It is for prediction: kernels do not train.
+When it helps and when it hurts: it hurts below that: a dense product uses wide vector units on data
+in order, a sparse one gathers. At 50% of zeros it is slower. Whole channels removed
+(`structured_pruning.py`), or 2:4 patterns on a GPU, suit hardware better. It is for prediction: the
+sparse kernels do not train.
+- It helps on a CPU from about 80% of zeros on, where layers are large.
 
 Run it alone: `python -m pt_impl.compression.sparse_inference` prints dense against CSR at several
 sparsities.

@@ -3,22 +3,26 @@
     model = apply_int8(model, example_inputs)  # a copy, on the CPU
     predict = torch.compile(model)
 
-What it changes: what a linear layer reads. Its weights become integers and scales, in float32 again
-where they are multiplied; activations are as they were. int8 has a scale for each output, int4 one
-for each 32 inputs of an output, since 16 levels are too few for a whole row.
+What it changes: the weights of dense layers become integers and scales. They become float32 again
+where they are multiplied. Activations stay as they were. int8 has a scale for each output. int4 has
+one for each 32 inputs of an output, since 16 levels are too few for a whole row.
 
 Its twin: `tf_impl/compression/weight_quantization.py`.
 
 Where the frameworks differ and why:
-- torchao replaces the weight tensors of any `nn.Module`; Keras has `model.quantize`, which changes
-  a model in place, so that a copy of its layers is needed: models that Keras can rebuild alone.
-- PyTorch has a kernel that multiplies 4-bit weights on a CPU, which over float32 activations is
-  many times slower than float weights. Else, and in TensorFlow, a graph makes floats of them first.
+- PyTorch: torchao replaces the weight tensors of any `nn.Module`.
+- TensorFlow: Keras's `model.quantize` changes a model in place. So a copy is needed, of models that
+  Keras can rebuild by itself.
+- PyTorch has a kernel that multiplies 4-bit weights on a CPU. Over float32 activations it is many
+  times slower than float weights.
+- TensorFlow has no such kernel: the graph makes floats of the weights first. It does so once for
+  kernels of at most 100 KiB in float32, else in every call.
 
-When it helps and when it hurts: files and downloads shrink to a quarter or an eighth. Time is saved
-where reading weights takes longest, with one sample and large layers. With many samples the same
-products are made and the conversion comes on top: for speed on a CPU, quantize activations too
-(`post_training_quantization.py`). The int4 weights of torchao are a prototype upstream.
+When it helps and when it hurts: files and downloads shrink to a quarter or an eighth. It saves time
+where reading weights takes longest: one sample and large layers. With many samples the conversion
+comes on top of the same products. For speed on a CPU, quantize activations too
+(`post_training_quantization.py`).
+- The int4 weights of torchao are a prototype upstream.
 
 Run it alone: `python -m pt_impl.compression.weight_quantization` prints time and size at each
 width.

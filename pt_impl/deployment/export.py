@@ -4,25 +4,28 @@
     predict = shared.runtimes.load_onnx(path, threads=1)
     logits = predict(array)  # any number of samples
 
-What it changes: who runs the model. Its operators and weights are written to a file, which ONNX
-Runtime, OpenVINO, LiteRT or ExecuTorch optimize for the machine and run, with neither PyTorch nor
-the model's source there. The mathematics stays; results differ by rounding.
+What it changes: who runs the model. Its operators and weights are written to a file. ONNX Runtime,
+OpenVINO, LiteRT or ExecuTorch optimize it for the machine and run it, without PyTorch and without
+the model's source. Results differ by rounding.
 
 Its twin: `tf_impl/deployment/export.py`.
 
 Where the frameworks differ and why:
-- PyTorch has to record a graph first: `torch.export` follows one call, and of a branch on an open
-  size it has the example's side. TensorFlow has its graph, which tf2onnx translates.
-- Images go in as in the framework: NCHW here, NHWC there. ONNX's operators know NCHW alone.
-- int8 comes from ONNX Runtime's tool on both sides; OpenVINO takes that file.
-- Small devices: PyTorch has ExecuTorch, and litert-torch writes TensorFlow's LiteRT. Both are
-  packages that PyTorch does not bring. LiteRT's kernels know NHWC alone, so that files from here
-  begin with a transposition.
+- PyTorch has to record a graph first: `torch.export` follows one call, and takes the example's side
+  of a branch on an open size. TensorFlow has a graph, which tf2onnx translates.
+- tf2onnx writes an operator that ONNX lacks into the file all the same. ONNX's checker finds it.
+- Images go in as in the framework: NCHW from PyTorch, NHWC from TensorFlow. ONNX's operators know
+  only NCHW and LiteRT's only NHWC. So TensorFlow's ONNX files and PyTorch's LiteRT files begin with
+  a transposition.
+- int8 in ONNX comes from ONNX Runtime's tool for both. OpenVINO takes that file.
+- Small devices: LiteRT (TFLite) comes with TensorFlow. PyTorch has ExecuTorch, and litert-torch for
+  LiteRT: both are extra packages.
+- Keras 3's `export(format="onnx")` calls tf2onnx, too, but opens only the batch size.
 
-When it helps and when it hurts: it helps a program that only predicts, which starts at once and
-takes a fraction of the memory, and small models, whose time in a framework is mostly the
-framework's. Training stays behind, and so does what the format cannot say: branches on values,
-operators that it lacks. Check an export against its model on real data before it is used.
+When it helps and when it hurts: it helps a program that only predicts: it starts at once and needs
+a fraction of the memory. It helps small models, whose time in a framework is mostly the
+framework's. Training stays behind, and so does what the format cannot say: operators that it lacks,
+branches on values. Compare a file with its model on real data before you use it.
 
 Run it alone: `python -m pt_impl.deployment.export` prints the time of each runtime at batch 1.
 

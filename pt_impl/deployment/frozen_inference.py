@@ -4,26 +4,28 @@
     predict = frozen_predict(model)  # torch.compile, constants folded
     save_cache("compiled.bin")  # after the first calls; elsewhere, before them: load_cache
 
-What it changes: what is computed anew in each call. BatchNorm in evaluation mode is a product and a
-sum for each channel, which the convolution before it can do: its kernel is scaled, its bias moved.
-With weights that never change a compiler computes whatever depends on nothing else once, and lays
-kernels out as its products read them.
+What it changes: what is computed anew in each call. With weights that never change, whatever
+depends on nothing else is computed once. BatchNorm in evaluation mode is a product and a sum for
+each channel, which the convolution before it can do: its kernel is scaled, its bias moved.
+- The compiler also lays kernels out as its products read them.
 
 Its twin: `tf_impl/deployment/frozen_inference.py`.
 
 Where the frameworks differ and why:
-- PyTorch's weights are the model's own until somebody copies them. `freezing` is an option of
-  TorchInductor, off by default; `torch.fx` folds BatchNorm without a compiler. In TensorFlow
-  variables become constants, and grappler, its optimizer of graphs, does the rest.
-- TorchInductor keeps what it has compiled in files, which can be carried to another machine of the
-  same kind. XLA has a folder for it, which `TF_XLA_FLAGS=--tf_xla_persistent_cache_directory=...`
-  names before the first program; there is no call for it.
-- Repeated blocks are compiled once for all in `compilation.py`, `apply_compile(blocks=...)`.
+- PyTorch: `freezing` is an option of TorchInductor, off by default. `torch.fx` folds BatchNorm
+  without a compiler.
+- TensorFlow: variables become constants, and grappler does the rest. There is no pass for BatchNorm
+  only.
+- TorchInductor's compiled files can be saved, and loaded on another machine of the same kind. XLA
+  has a folder, which `TF_XLA_FLAGS=--tf_xla_persistent_cache_directory=...` names before the first
+  program. There is no call for it.
+- Repeated blocks are compiled once for all in PyTorch and one by one in TensorFlow
+  (`compilation.py`, `apply_compile(blocks=...)`).
 
-When it helps and when it hurts: it helps convolutions with BatchNorm, and small models, where each
+When it helps and when it hurts: it helps convolutions with BatchNorm, and small models, where an
 operator costs more than its arithmetic. It hurts where weights still change: predictions are those
-of the weights at the first call. torch.compile takes seconds to minutes at first; a carried cache
-takes most of that away.
+of the weights at the first call.
+- torch.compile takes seconds to minutes at first. A saved cache takes most of that away.
 
 Run it alone: `python -m pt_impl.deployment.frozen_inference` prints time and first call of each.
 

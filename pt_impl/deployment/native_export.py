@@ -3,7 +3,7 @@
     path = export_package(model, example_inputs, "model.pt2")
     predict = load_package(path, threads=1)  # arrays in and out, any number of samples
 
-What it changes: what stands between the model and its kernels. In place, `torch.compile` with
+What it changes: what runs between the model and its kernels. In place, `torch.compile` with
 freezing makes the weights constants, folds BatchNorm into convolutions and packs kernels for the
 CPU. AOTInductor compiles beforehand: its package (.pt2) holds a shared library that predicts
 without the model's source. Results differ by rounding.
@@ -11,15 +11,20 @@ without the model's source. Results differ by rounding.
 Its twin: `tf_impl/deployment/native_export.py`.
 
 Where the frameworks differ and why:
-- AOTInductor's package is machine code for the CPU that made it, with the weights; TensorFlow's
-  SavedModel is a graph for any machine, which is optimized when it is loaded.
-- Freezing knows the weights while it compiles. XLA in place gets them as arguments, so that it
-  cannot fold them, and compiles for every batch size; the second size makes torch.compile open it.
-- TorchScript is PyTorch's old way, deprecated. TF-TRT is gone, Torch-TensorRT a package.
+- PyTorch: AOTInductor's package is machine code for the CPU that made it, and holds the weights.
+- TensorFlow: a SavedModel is a graph for any machine, which is optimized when it is loaded.
+- In place, PyTorch freezes the weights into constants. XLA gets them as arguments, so it can't fold
+  BatchNorm into them.
+- XLA compiles for every batch size. `torch.compile` opens the batch size at the second one.
+- TensorFlow's threads are those of the process, fixed before its first operation.
+- TorchScript is PyTorch's old way, and deprecated. TensorRT left TensorFlow's builds with 2.18;
+  Torch-TensorRT is a package.
 
-When it helps and when it hurts: the package helps where PyTorch is installed but must not compile:
-it starts as fast as PyTorch does, and is tied to the CPU and the torch that made it. In place, each
-process compiles. Where PyTorch need not be there, see `pt_impl/deployment/export.py`.
+When it helps and when it hurts: where the framework need not be installed, use
+`deployment/export.py`.
+- The package helps where PyTorch is installed but must not compile. It starts as fast as PyTorch
+  does, and works only with the CPU and the torch that made it.
+- In place, each process compiles.
 
 Run it alone: `python -m pt_impl.deployment.native_export` prints eager against the others.
 

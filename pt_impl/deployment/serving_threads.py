@@ -4,25 +4,27 @@
     best, *others = search(make, samples)  # measures some settings on this machine
     server = serve(make, samples[0], processes=best.setting.processes, threads=...)
 
-What it changes: how many threads an operator is spread over, and how many predictions (or train
-steps) are computed at once. Results are the same but for the order of additions.
+What it changes: how many threads compute an operator, and how many predictions (or train steps) run
+at once. Results are the same but for the order of additions.
 
 Its twin: `tf_impl/deployment/serving_threads.py`.
 
 Where the frameworks differ and why:
-- Every thread that calls a model brings a team of OpenMP threads here, so that callers multiply
-  threads: eight callers on eight cores make 64. In TensorFlow all callers share the two pools of
-  the process.
-- The size of a pool can be changed at any time here, but for the pool between operators; in
-  TensorFlow both are made once, at the first operation.
-- As installed there is a thread for each physical core here, and for each logical one there. Both
-  follow an affinity that is set before the import, and neither a quota.
+- PyTorch: every thread that calls a model brings its OpenMP threads. Eight callers on eight cores
+  make 64.
+- TensorFlow: all callers share the two pools of the process. The pool between operators also runs
+  the operators of one caller, so it gets a thread for each request at once. PyTorch hardly uses
+  that pool.
+- PyTorch can change the number of threads of an operator at any time. TensorFlow makes both pools
+  once, at the first operation.
+- As installed, PyTorch has a thread for each physical core and TensorFlow one for each logical
+  core. Both follow an affinity that is set before the import. Neither follows a quota.
 
-When it helps and when it hurts: a pool that ignores a quota is throttled, all of its threads
-together, so the quota's size helps wherever there is one. One sample of a small model is fastest on
-one thread or few: operators end before threads have met. Many callers are served by an instance a
-core, at the price of the model's memory in each. It hurts a large model: one instance on all cores
-answers each caller sooner, and its caches hold one copy of the weights. So `search` measures it.
+When it helps and when it hurts: a pool that ignores a quota is throttled, all threads together. So
+the quota's size helps wherever there is a quota. One sample of a small model is fastest on one
+thread or few: operators end before threads have met. Many callers are served best by an instance a
+core. Each instance holds the model in memory. A large model does better with one instance on all
+cores. So `search` measures some settings.
 
 Run it alone: `python -m pt_impl.deployment.serving_threads` searches with four convolutions.
 

@@ -3,22 +3,24 @@
     print(find_bottleneck(step, batches))  # a verdict, and the lines that say why
 
 What it changes: nothing. It profiles the step and names one of input, overhead, arithmetic, memory
-bandwidth, memory size and communication, from the shares of the step's time and what operators do
-in it. A step whose time goes to products and convolutions is healthy: a cheaper computation is all
-that is left. `twinbench diagnose` runs it, and adds the techniques that were measured to help.
+bandwidth, memory size and communication. It decides by the shares of the step's time and by what
+operators do in it. A step whose time goes to matrix products and convolutions is healthy: only
+cheaper computation helps it. `twinbench diagnose` runs it, and adds the techniques that were
+measured to help.
 
 Its twin: `tf_impl/diagnosis/bottleneck.py`.
 
 Where the frameworks differ and why:
-- A value that a step reads (`.item()`) is an operator, `aten::_local_scalar_dense`. In TensorFlow
-  Python in a graph is one (`EagerPyFunc`), and what reads a result after the graph is a gap.
-- Small operators are dispatched from Python, a few microseconds each, where a graph's cost about
-  one: a tiny model has more overhead here.
+- PyTorch: a value that a step reads (`.item()`) is an operator, `aten::_local_scalar_dense`.
+- TensorFlow: Python in a graph is an operator (`EagerPyFunc`). Reading a result after the graph is
+  a gap.
+- PyTorch dispatches small operators from Python, a few microseconds each. A graph's cost about one.
+  So a tiny model has more overhead in PyTorch, unless the TensorFlow step has no `tf.function`.
 
-When it helps and when it hurts: it says what to try first. The shares and limits are in
-`shared/bottlenecks.py`; a step near a limit has two bottlenecks, so look at all shares. It says
-what holds this machine back, with this batch: another batch size has another bottleneck. It is as
-wrong as its names where one operator does everything, such as a fused kernel of the user's own.
+When it helps and when it hurts: it says what to try first. The limits are in
+`shared/bottlenecks.py`. A step near a limit has two bottlenecks, so look at all shares. It is about
+this machine and this batch: another batch size has another bottleneck. It is wrong where one
+operator does everything, such as a fused kernel of the user's.
 
 Run it alone: `python -m pt_impl.diagnosis.bottleneck digits-cnn` diagnoses a task of this suite, or
 a file that has a function `make() -> (step, batches)`.

@@ -3,25 +3,26 @@
     print(watch_memory(step, batches))  # steady, cache or leak, and how much a round
 
 What it changes: nothing. It takes steps round by round, reads the resident memory after each, and
-judges the line: one that rises to the end is a leak, one that rose and then stays a cache that is
-not given back. It says how much a leak takes with each round, which Python objects are ever more,
-and what the allocators give back when they are asked to.
+judges the line. A line that rises to the end is a leak. One that rose and then stays is a cache. It
+says how much a leak grows a round, which Python objects increase, and what the allocators give back
+when asked.
 
 Its twin: `tf_impl/diagnosis/memory_growth.py`.
 
 Where the frameworks differ and why:
-- Kept losses are the usual leak here: each holds its graph with all activations (`losses += [loss]`
-  in place of `loss.detach()`). In TensorFlow it is a function that is traced anew for every Python
-  number it is called with.
-- On a GPU torch's allocator keeps what tensors gave back: what counts there is what is allocated
-  (`torch.cuda.memory_allocated`), and the cache is emptied when asked to give back.
+- PyTorch: the usual leak is kept losses. Each holds its graph with all activations (`losses +=
+  [loss]` instead of `loss.detach()`).
+- TensorFlow: the usual leak is a function that is traced anew for every Python number it is called
+  with. Each graph stays.
+- On a GPU both allocators keep what tensors gave back. What counts is what is in use
+  (`torch.cuda.memory_allocated`, `get_memory_info`). PyTorch's cache can be emptied, TensorFlow's
+  can't.
 
 When it helps and when it hurts: it finds a leak of a megabyte a round in 50 rounds, long before the
-machine is full. A round has to be long enough for its leak to show above a page or two, so let a
-round have many steps where the leak is small. Where memory grows and batches have several shapes,
-12 rounds of batches are played three times: what grows with new shapes only is a cache. Any other
-cache that fills for more rounds than are watched looks like a leak: watch more rounds. Counting all
-objects takes some milliseconds a round.
+machine is full. Let a round have many steps where the leak is small: it has to show above a memory
+page or two. A cache that fills for more rounds than are watched looks like a leak: watch more
+rounds. Where batches have several shapes, 12 rounds of batches are played three times. What grows
+only with new shapes is a cache. Counting all objects takes some milliseconds a round.
 
 Run it alone: `python -m pt_impl.diagnosis.memory_growth` watches a step that leaks and one that
 does not.

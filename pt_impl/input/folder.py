@@ -4,21 +4,27 @@
         loss = step(x, y)
 
 What it changes: where images are read, decoded, cropped, flipped and normalised, and how they get
-from there to the training loop. All loaders give the same batches: float32 images (n, 3, 224, 224)
-less ImageNet's mean and over its deviation, and int64 labels. Order and crops follow from the seed
-and the epoch (`shared/epochs.py`); each iteration is the next epoch.
+to the training loop. All loaders give the same batches: float32 images, normalised by ImageNet's
+mean and deviation, and int64 labels. Images are (n, 3, 224, 224), in TensorFlow (n, 224, 224, 3).
+Order and crops follow from the seed and the epoch (`shared/epochs.py`). Each iteration is the next
+epoch.
 
 Its twin: `tf_impl/input/folder.py`.
 
-Where the frameworks differ and why: decoding from Python holds the interpreter's lock now and then,
-so a DataLoader works in processes, and its cost is to move images from them; by default it has
-none, and the training loop waits for every image. tf.data works in threads, without Python, and
-makes the plainest map parallel by itself. Pixels are rounded to uint8 after the resize here; there
-they stay float32. CMYK files are taken as inverted here; there only those with Adobe's marker.
+Where the frameworks differ and why:
+- PyTorch: decoding in Python holds the interpreter's lock at times, so a DataLoader works in
+  processes and has to move images from them. By default it has no workers, and the training loop
+  waits for every image.
+- TensorFlow: tf.data works in threads, without Python. Unless told not to, it makes the plainest
+  map parallel, fuses it with the batch and prefetches.
+- Pixels are rounded to uint8 after the resize in PyTorch. They stay float32 in TensorFlow, except
+  in `uint8_loader`.
+- PyTorch takes all CMYK files as inverted. TensorFlow does so only with Adobe's marker.
 
-When it helps and when it hurts: workers pay where a sample costs more than its way from process to
-process, which small arrays in memory don't. Where the cores are busy training, a pipeline takes its
-share of them. `tuned_folder.py` comes closer to the limit of the work itself.
+When it helps and when it hurts: it takes its share of the cores that train. `tuned_folder.py` is
+faster.
+- Worker processes help where a sample takes longer to make than to move from process to process.
+  Small arrays in memory don't.
 
 Run it alone: `python -m pt_impl.input.folder` prints samples/s of each loader beside the limit.
 

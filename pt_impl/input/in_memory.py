@@ -3,23 +3,28 @@
     for x, y in vectorised_loader("data", batch_size=128, seed=0):  # data/train_x.npy, train_y.npy
         loss = step(x, y)
 
-What it changes: how samples that are in memory already become batches. The work on one takes
-microseconds, less than what a pipeline does around it, so that what counts is how often anything is
-called: once a sample, or once a batch. Every loader gives the same batches: each image less its
-mean and over its deviation, padded by two pixels and cut to its size again, float32 (n, channels,
-height, width), and int64 labels. Order and shifts follow from the seed and the epoch
-(`shared/epochs.py`); each iteration is the next epoch.
+What it changes: how samples that are in memory already become batches. The work on one sample takes
+microseconds, less than what a pipeline does around it. So it matters how often anything is called:
+once a sample, or once a batch. Every loader gives the same batches: each image less its mean and
+divided by its deviation, padded by two pixels and cropped to its size, in float32, and int64
+labels. Images are (n, channels, height, width), in TensorFlow (n, height, width, channels). Order
+and shifts follow from the seed and the epoch (`shared/epochs.py`). Each iteration is the next
+epoch.
 
 Its twin: `tf_impl/input/in_memory.py`.
 
-Where the frameworks differ and why: a Dataset has `__getitem__` for a sample and `__getitems__` for
-a batch here; there the order of `map` and `batch` decides. Parallel means processes here, which
-share one copy of the data; each batch has to come back from them. There it means threads. There is
-no cache here, so that it is written out: a tensor, or an array on disk that is mapped.
+Where the frameworks differ and why:
+- PyTorch: a Dataset has `__getitem__` for a sample and `__getitems__` for a batch. TensorFlow: the
+  order of `map` and `batch` decides.
+- Parallel means processes in PyTorch, which share one copy of the data and have to send each batch
+  back. It means threads in TensorFlow, and nothing is moved.
+- tf.data has a cache, in memory or on disk. In PyTorch the cache is written out here: a tensor, or
+  a mapped array on disk. Nothing in PyTorch is like `snapshot_loader`.
 
-When it helps and when it hurts: a batch at a time is many times as fast as a sample at a time, on
-both sides. Processes cost more than they bring. A cache saves the work that is the same in every
-epoch, here a standardisation that hardly takes longer than to read what is stored.
+When it helps and when it hurts: a batch at a time is many times as fast as a sample at a time. A
+cache saves the work that is the same in every epoch. Here that is a standardisation, which hardly
+takes longer than reading what is stored.
+- Worker processes cost more than they bring.
 
 Run it alone: `python -m pt_impl.input.in_memory` prints samples/s of each loader.
 

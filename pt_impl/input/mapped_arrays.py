@@ -5,18 +5,20 @@
         loss = step(x, y)
 
 What it changes: images are decoded once, when the arrays are written. Of an image only the bytes of
-its crop are read; what has been read stays in the page cache, once for all processes. Batches are
-those of `folder.py`, in its order, with its crops.
+its crop are read. What has been read stays in the page cache, once for all processes. Batches,
+order and crops are those of `folder.py`.
 
 Its twin: `tf_impl/input/mapped_arrays.py`.
 
-Where the frameworks differ and why: NumPy maps the arrays on both sides: tf.data reads files, and
-has no operator that maps one. What it calls there for a crop is Python, which takes turns with
-itself; here processes work apart. Pillow resizes the crop here, the graph there.
+Where the frameworks differ and why:
+- NumPy maps the arrays in both: tf.data has no operator that maps a file.
+- PyTorch reads crops in processes, which work independently. In TensorFlow a crop is a call of
+  Python, and these take turns.
+- Pillow resizes the crop in PyTorch, the graph in TensorFlow.
 
-When it helps and when it hurts: it helps where decoding is most of the work and memory is ample:
-the arrays take about ten times the space of their JPEG files, and where they don't fit the page
-cache the disk decides. Any sample can be had at once, so that no shuffle buffer is needed.
+When it helps and when it hurts: it helps where decoding is most of the work and memory is ample.
+The arrays need about ten times the space of their JPEG files. Where they don't fit the page cache,
+the disk decides. Any sample can be read at once, so no shuffle buffer is needed.
 
 Run it alone: `python -m pt_impl.input.mapped_arrays` prints samples/s.
 

@@ -4,23 +4,25 @@
     for x, y in interleaved_loader("shards", batch_size=32, seed=0):
         loss = step(x, y)
 
-What it changes: where samples lie. A folder of small files costs an open, and on a disk or over a
-network a seek, for each; a shard is read in one go. The price is the order: that of the shards is
-drawn for each epoch, and the next sample from a buffer of `shuffle_buffer` that were read. Batches
-are those of `folder.py`: float32 images (n, 3, 224, 224) and int64 labels; a crop follows from the
-seed, the epoch and the sample's row in the folder that the shards were made of.
+What it changes: where samples lie. Each small file of a folder costs an open, and on a disk or over
+a network a seek. A shard is read in one go. The price is the order: that of the shards is drawn in
+each epoch, and the next sample comes from a buffer of `shuffle_buffer` samples. Batches are those
+of `folder.py`. A crop follows from the seed, the epoch and the sample's row in the folder that the
+shards were made of.
 
 Its twin: `tf_impl/input/shards.py`.
 
-Where the frameworks differ and why: shards are tar files here, as the webdataset convention has
-them, and TFRecord files there. Parallel reading means processes here; each has its share of the
-shards, a buffer, and a last batch that may be smaller. There threads read several shards in turn
-into one buffer. PyTorch has no shuffle buffer, so it is written here; tf.data's draws in another
-order. Each epoch has the same samples, crops and flips on both sides.
+Where the frameworks differ and why:
+- Shards are tar files in PyTorch, by the webdataset convention, and TFRecord files in TensorFlow.
+- PyTorch reads in processes. Each has its share of the shards, a buffer, and a last batch that may
+  be smaller. TensorFlow reads in threads, several shards in turn into one buffer.
+- PyTorch has no shuffle buffer, so it is written here. tf.data's draws in another order, also from
+  the seed of `tf.random.set_seed` where one is set.
+- Each epoch has the same samples, crops and flips in both.
 
 When it helps and when it hurts: it helps where opening files is slow. In the page cache a folder is
-as fast. With fewer shards than workers some have nothing to do; with a buffer smaller than a shard
-what lies together stays near.
+as fast. With a buffer smaller than a shard, neighbouring samples stay near each other.
+- With fewer shards than workers some workers have nothing to do.
 
 Run it alone: `python -m pt_impl.input.shards` prints samples/s of each loader.
 

@@ -3,18 +3,23 @@
     for x, y in tuned_loader("photos", batch_size=32, seed=0):
         loss = step(x, y)  # x is valid until the next batch but one is asked for
 
-What it changes: what stands between the work on a sample and the training loop. `tuned_loader`
-decodes in processes that write normalised images straight into a ring of batches which all
-processes share; what comes back is the number of a slot. `threads_loader` decodes in threads. Both
-give the batches of `folder.py`, from the same files with the same crops.
+What it changes: what happens between the work on a sample and the training loop. `tuned_loader`
+decodes in processes that write normalised images straight into a ring of shared batches. Only the
+number of a slot comes back. `threads_loader` decodes in threads. Batches, files and crops are those
+of `folder.py`.
 
 Its twin: `tf_impl/input/tuned_folder.py`.
 
-Where the frameworks differ and why: a DataLoader moves every batch between processes, in newly made
-shared memory whose pages the kernel has to clear first. The ring is made and touched once. tf.data
-needs none: its threads share the memory of the process, and their tensors are the caller's. Threads
-in Python take turns for what is not decoding or resizing; in TensorFlow no Python runs for a
-sample, so `threads_loader` has no twin.
+Where the frameworks differ and why:
+- PyTorch: a DataLoader moves every batch between processes, in new shared memory whose pages the
+  kernel clears first. The ring is made once. Its batches are lent: x is valid until the next batch
+  but one.
+- TensorFlow: tf.data's threads share the memory of the process, so a batch is the caller's to keep.
+  It fuses a map with the batch that follows, so that each call copies its image while the cache
+  still has it.
+- Threads in Python take turns for what is not decoding or resizing. In TensorFlow no Python runs
+  for a sample. So `threads_loader` is PyTorch's only.
+- `service_loader` is TensorFlow's only: PyTorch's workers are processes of the machine that trains.
 
 When it helps and when it hurts: it helps where samples are large and their work is short, such as
 photos. The ring takes memory for workers * 2 + 2 batches. Threads take less and start at once.

@@ -12,12 +12,12 @@ technique more with each rung, and everything below stays:
 Its twin: `tf_impl/ladders/domain_adaptation.py`.
 
 Where the frameworks differ and why:
-- What is compiled: here two regions and Python between them, there the whole step by XLA.
-- Predictions are eager here and one graph there.
+- Compiled in PyTorch: two regions, and Python between them. In TensorFlow: the whole step by XLA.
+- Predictions are eager in PyTorch and one graph in TensorFlow.
 
-When it helps and when it hurts: see the files that this one imports. The step passes both domains
-through the features, so that what makes a step faster counts twice; the pipeline does twice the
-work, too.
+When it helps and when it hurts: each rung helps by its technique: see the files that this one
+imports. The step passes both domains through the features, so what makes a step faster counts
+twice. The pipeline does twice the work, too.
 
 Run it alone: `python -m pt_impl.ladders.domain_adaptation` trains on digits over photos, plain and
 with all rungs but the compiler's.

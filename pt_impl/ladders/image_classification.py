@@ -18,17 +18,18 @@ with each rung, and everything below stays:
 Its twin: `tf_impl/ladders/image_classification.py`.
 
 Where the frameworks differ and why:
-- The plain program waits for every photo here, since a DataLoader has no workers unless told;
-  tf.data decodes beside the training by itself.
-- channels_last is the default of TensorFlow: that rung changes nothing there.
-- What is compiled: here two regions and Python between them, there the whole step by XLA.
-- Predictions before the last rung are eager here and one graph there.
-- A batch of the tuned pipeline is lent, so that what is kept of it is copied here.
+- The plain program in PyTorch waits for every photo, since a DataLoader has no workers unless told.
+  tf.data decodes while the step trains.
+- channels_last is TensorFlow's default: that rung changes nothing there.
+- Compiled in PyTorch: two regions, and Python between them. In TensorFlow: the whole step by XLA.
+- Predictions before the last rung are eager in PyTorch and one graph in TensorFlow.
+- A batch of PyTorch's tuned pipeline is lent, so what is kept of it is copied. In TensorFlow it is
+  the caller's to keep.
 
-When it helps and when it hurts: each rung for what it is made for, see the files that this one
-imports; accumulation costs time and saves memory, an average costs a pass over the weights a step.
+When it helps and when it hurts: each rung helps by its technique: see the files that this one
+imports. Accumulation saves memory and costs time. An average costs a pass over the weights a step.
 Not every rung pays on every machine: leave out those that don't. The order is that of
-`stacking.py`; pruning and integers come last, since training has to be over.
+`stacking.py`. Pruning and integers come last, since training has to be over.
 
 Run it alone: `python -m pt_impl.ladders.image_classification` trains ResNet-18 plain and with all
 rungs but the compiler's, on photos that it writes first.

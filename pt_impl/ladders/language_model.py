@@ -13,15 +13,18 @@ stays:
 Its twin: `tf_impl/ladders/language_model.py`.
 
 Where the frameworks differ and why:
-- data_parallel starts processes here, which are handed each batch and train on their share of it.
-  On one machine TensorFlow needs one process for all replicas (MirroredStrategy).
-- Gradients of a share are exchanged with each micro-batch here; there once, after the last.
-- The fused kernel takes all weights at once here, one variable at a time there.
-- Predictions are eager here and one graph there.
+- PyTorch: data_parallel starts processes, which are handed each batch and train on their part of
+  it.
+- TensorFlow: data_parallel is one process with a device for each replica (MirroredStrategy). On a
+  CPU these are logical devices, which have to be made before TensorFlow runs.
+- PyTorch exchanges a part's gradients with each micro-batch, TensorFlow once after the last.
+- The fused kernel takes all weights at once in PyTorch and one variable at a time in TensorFlow.
+- Predictions are eager in PyTorch and one graph in TensorFlow.
 
-When it helps and when it hurts: see the files that this one imports. Replicas on one CPU share what
-one process has already: they gain where its operators do not use all cores, and cost a copy of
-everything each. Checkpointing and accumulation cost time and save memory.
+When it helps and when it hurts: each rung helps by its technique: see the files that this one
+imports. Replicas on one CPU share what one process has already. They gain where its operators do
+not use all cores, and each costs a copy of everything. Checkpointing and accumulation save memory
+and cost time.
 
 Run it alone: `python -m pt_impl.ladders.language_model` trains a small GPT plain and with all
 rungs; with `text-bert` after it, a small BERT.

@@ -5,23 +5,32 @@
     for (x, y), samples in distribute(replicated, batches):
         loss = step(x, y, samples)
 
-What it changes: every replica runs forward and backward on its shard of the global batch, gradients
-are summed over all of them, and each applies the same update. Shards are disjoint and complete, and
-a shard counts by its samples, so n replicas train to the weights of one process with the whole
-batch, also where the last batch is smaller. BatchNorm sees each replica's shard, unless
-`synchronised_norm`; dropout draws other masks. A loss has to be a mean over samples: with class
-weights, or over the labels that are no padding (`ignore_index`), shards with few of them weigh
-more. Let `loss_fn` divide the sum by the samples instead.
+What it changes: every replica runs forward and backward pass on its part of the global batch,
+gradients are summed over all, and each applies the same update. A part counts by its samples, so n
+replicas train to the weights of one process with the whole batch, also where the last batch is
+smaller. BatchNorm sees each replica's part, unless `synchronised_norm`. Dropout draws other masks.
+A loss has to be a mean over samples. With class weights, or over labels without padding
+(`ignore_index`, in Keras `ignore_class`), parts with few of them weigh more. Let `loss_fn` divide
+the sum by the samples instead.
 
 Its twin: `tf_impl/parallel/data_parallel.py`.
 
-Where the frameworks differ and why: DDP goes around a model that is there, divides the sum of
-gradients by the replicas, and sends buckets of them during the backward pass; tf.distribute mirrors
-variables where they are made, sums, and leaves the order to the graph. FSDP2 has no twin there.
+Where the frameworks differ and why:
+- PyTorch: DDP goes around a model that exists. It divides the sum of gradients by the replicas, and
+  sends buckets of them during the backward pass.
+- TensorFlow: tf.distribute mirrors variables where they are made, so `apply_data_parallel` calls
+  the function that makes the model. It sums gradients, and the graph decides their order.
+- PyTorch has FSDP2 (`sharded`). TensorFlow keeps whole variables on each replica.
+- Dropout masks are the same on each replica in Keras 3.
+- Keras's `fit` works under MirroredStrategy. That of Keras 3 fails under
+  MultiWorkerMirroredStrategy (keras#20585).
+- Ports: gloo binds to one interface in PyTorch. TensorFlow opens each port of TF_CONFIG on every
+  interface.
 
-When it helps and when it hurts: it helps where a step is long beside the exchange of gradients,
-2 (n - 1) / n times their size through each replica's link. Replicas on the cores of one CPU gain
-nothing. `sharded` is for models that do not fit.
+When it helps and when it hurts: it helps where a step takes long compared with the exchange of
+gradients: 2 (n - 1) / n times their size through each replica's link. Replicas on the cores of one
+CPU gain nothing.
+- `sharded` is for models that do not fit.
 
 Run it alone: `python -m pt_impl.parallel.data_parallel` trains on one and two replicas.
 `pt_impl/kit/replicas.py` starts the processes, and says how torchrun does on many machines.

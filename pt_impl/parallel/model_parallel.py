@@ -4,21 +4,26 @@
     step = make_train_step(stage, optimizer_of_stage, loss_fn, micro_batches=4, schedule="1f1b")
     loss = step(x, y, samples)
 
-What it changes: where layers are and what travels between them. A stage holds layers in a row and
-their optimizer; activations go to the next stage, and their gradients come back. In the plain layer
-split one stage works at a time. A pipeline cuts the batch into micro-batches, so that stages work
-side by side: all forward, then all back (GPipe, Huang et al., 2019), or back as soon as one can be
-(1F1B, Narayanan et al., 2019). Losses and weights are those of one device with the whole batch.
+What it changes: where layers are and what travels between them. A stage holds some layers and their
+optimizer. Activations go to the next stage, and their gradients come back. In the plain layer split
+one stage works at a time. A pipeline cuts the batch into micro-batches, so that stages work at
+once: all forward, then all back (GPipe, Huang et al., 2019), or back as soon as one can be (1F1B,
+Narayanan et al., 2019). Losses and weights are those of one device with the whole batch.
 
 Its twin: `tf_impl/parallel/model_parallel.py`.
 
-Where the frameworks differ and why: PyTorch has a process a stage, TensorFlow one process with a
-device a stage. `torch.distributed.pipelining` traces the model and cuts the trace; a functional
-Keras model is a graph already. A schedule is a loop in each process here, and one graph there.
+Where the frameworks differ and why:
+- PyTorch has a process for each stage. TensorFlow has one process with a device for each stage; on
+  a CPU they share its memory, so nothing is sent.
+- PyTorch: `torch.distributed.pipelining` traces the model and cuts the trace. TensorFlow: a
+  functional Keras model is a graph, and a stage is a copy of its layers, made below `tf.device`.
+- A schedule is a loop in each process in PyTorch. In TensorFlow it is one graph whose control
+  dependencies say what must wait.
 
-When it helps and when it hurts: it helps where a model does not fit into one device; else one, or
-data parallel, is faster. p stages and m micro-batches of even cost idle for (p-1)/(m+p-1) of the
-time. BatchNorm sees a micro-batch at a time in a pipeline; dropout draws other masks.
+When it helps and when it hurts: it helps where a model does not fit into one device. Else one
+device, or data parallel, is faster. p stages and m micro-batches of equal cost idle for
+(p-1)/(m+p-1) of the time. BatchNorm sees one micro-batch at a time in a pipeline. Dropout draws
+other masks.
 
 Run it alone: `python -m pt_impl.parallel.model_parallel` prints one process against two.
 Its functions are called in each of several processes: `pt_impl/kit/replicas.py` starts them.

@@ -4,23 +4,27 @@
     apply_tensor_parallel(model, mesh, plan_pairs(model, pairs="block*.up > block*.down"))
     step = make_train_step(model, optimizer, loss_fn, mesh)
 
-What it changes: pairs of dense layers lose none of their arithmetic, but each device has a part of
-it. The first of a pair is split by its outputs, the second by its inputs, so that a device computes
-its part of what lies between them, and one sum over all devices ends the pair; going back there is
-another (Megatron-LM, Shoeybi et al., 2019). In the hybrid each of several replicas is split in this
-way, and takes its part of the batch. Losses and weights are those of one device with the batch.
+What it changes: pairs of dense layers keep their arithmetic, but each device computes a part. The
+first of a pair is split by its outputs, the second by its inputs, and one sum over all devices ends
+the pair. The backward pass has another sum (Megatron-LM, Shoeybi et al., 2019). In the hybrid each
+of several replicas is split so, and takes its part of the batch. Losses and weights are those of
+one device with the whole batch.
 
 Its twin: `tf_impl/parallel/tensor_parallel.py`.
 
-Where the frameworks differ and why: PyTorch has a process a part, and a plan that names modules
-(`parallelize_module`). TensorFlow has one process with a device for each; variables have a layout
-(DTensor), and the compiler finds out what travels. The hybrid shards parameters, gradients and the
-optimizer's state over the replicas here (FSDP2); there each replica holds all of its part.
+Where the frameworks differ and why:
+- PyTorch has a process for each part, and a plan that names modules (`parallelize_module`).
+- TensorFlow has one process with a device for each part. Variables have a layout (DTensor), and the
+  compiler finds out what travels. Keras 3's distribution works only with JAX, so models are called
+  without their variables (`stateless_call`).
+- The hybrid shards parameters, gradients and optimizer state over the replicas in PyTorch (FSDP2).
+  In TensorFlow each replica holds all of its part.
+- BatchNorm in the hybrid sees a replica's part of the batch in PyTorch, and the running statistics
+  are those of one replica. In TensorFlow it sees the whole batch.
 
-When it helps and when it hurts: it helps where layers are wide and devices have the fastest links
-there are: two sums of activations a pair and step, in which all devices wait for one another. The
-other layers are computed by all. In the hybrid BatchNorm sees the part of a replica here, and the
-running statistics are those of one replica; dropout draws other masks.
+When it helps and when it hurts: it helps where layers are wide and devices have the fastest links:
+each pair costs two sums of activations a step, in which all devices wait for one another. Every
+device computes the other layers in full. Dropout draws other masks.
 
 Run it alone: `python -m pt_impl.parallel.tensor_parallel` prints one process against two and four.
 Its functions are called in each of several processes: `pt_impl/kit/replicas.py` starts them.

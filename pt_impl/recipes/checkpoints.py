@@ -5,24 +5,28 @@
     checkpoints.save(step, state, metric)  # within it, as often as you like
 
 What it changes: nothing of the training. A checkpoint is one file with everything that the next
-step depends on: weights and buffers, the optimizer's state, the states of the random generators,
-and what the caller adds, such as the place in the data. It is written beside its final name,
-flushed and renamed, so the last good file stays whatever happens. For deployment, or to start
-another training from, less is enough: no optimizer's state (two thirds of the bytes with Adam, half
-with momentum), weights in float16 (half of the rest).
+step depends on: weights, the optimizer's state, the states of random generators, and what the
+caller adds, such as the place in the data. It is written under another name, flushed and renamed,
+so the last good file stays whatever happens. To deploy, or to start another training from, less is
+enough: no optimizer's state (two thirds of the bytes with Adam, half with momentum), weights in
+float16 (half of the rest).
 
 Its twin: `tf_impl/recipes/checkpoints.py`.
 
-Where the frameworks differ and why: the file is `torch.save`'s, read with `weights_only=True`.
-TensorFlow's own checkpoints are several files, which can't be replaced at once, so the twin writes
-NumPy's archive. PyTorch draws from global generators, one a device, whose states are saved (those
-of Python and NumPy are not); Keras 3 keeps a seed in each layer that draws. A gradient scaler, a
-schedule or an average has its own `state_dict()`: hand it over as `state`.
+Where the frameworks differ and why:
+- PyTorch: the file is `torch.save`'s, read with `weights_only=True`.
+- TensorFlow: `tf.train.Checkpoint` and `BackupAndRestore` write several files, which can't be
+  replaced at once. So the file is NumPy's archive here, read with `allow_pickle=False`.
+- PyTorch draws from global generators, one a device, which are saved. Those of Python and NumPy are
+  not. In Keras 3 a layer that draws holds its seed as a variable. tf_keras layers draw from the
+  operators' seeds, which no checkpoint holds.
+- PyTorch: a gradient scaler, a schedule or an average has a `state_dict()`: hand it over as
+  `state`. TensorFlow: the step count and the place in a schedule are the optimizer's.
 
-When it helps and when it hurts: it saves what an interruption would cost, and takes the seconds of
-a write, in which the training waits. What comes back is equal bit for bit; whether the next steps
-are is up to the operators: on a GPU only with `torch.use_deterministic_algorithms(True)`. Do not
-resume from a file in float16: training would go on from rounded weights.
+When it helps and when it hurts: it saves what an interruption would cost. Training waits for the
+seconds of a write. What comes back is equal bit for bit. Whether the next steps are depends on the
+operators. Do not resume from a file in float16: training would go on from rounded weights.
+- On a GPU equal steps need `torch.use_deterministic_algorithms(True)`.
 
 Run it alone: `python -m pt_impl.recipes.checkpoints` prints bytes and seconds of each kind.
 

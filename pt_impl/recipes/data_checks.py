@@ -10,13 +10,16 @@ samples that are in two splits, by a hash of every byte.
 
 Its twin: `tf_impl/recipes/data_checks.py`.
 
-Where the frameworks differ and why: a label that is no class raises an IndexError here on a CPU and
-ends the process's CUDA context on a GPU; -100 is ignored in silence. TensorFlow raises on a CPU and
-gives a NaN loss on a GPU. A batch here is (x, y); of Keras, (x, y, sample_weight) as well.
+Where the frameworks differ and why:
+- A label that is no class raises in both on a CPU. On a GPU it ends PyTorch's CUDA context, and
+  gives a NaN loss in TensorFlow.
+- PyTorch ignores the label -100 without a word.
+- A batch is (x, y) in PyTorch, and in Keras (x, y) or (x, y, sample_weight).
 
-When it helps and when it hurts: before the first training on new data. It reads all of it, and
-`check_splits` keeps 16 bytes a sample. What it finds is a fault for sure (NaN, a label that is no
-class) or by your limits (range, balance). Near duplicates and wrong labels it cannot find.
+When it helps and when it hurts: it helps before the first training on new data. It reads all of the
+data, and `check_splits` keeps 16 bytes a sample. It finds sure faults (NaN, a label that is no
+class) and what is beyond your limits (range, balance). It can't find near duplicates and wrong
+labels.
 
 Run it alone: `python -m pt_impl.recipes.data_checks` checks the digits, and with planted faults.
 

@@ -5,18 +5,19 @@
         break
     stopping.restore()  # after the loop
 
-What it changes: when a training ends, and which of its weights are used: those of the best
-evaluation, bit for bit (Prechelt, 1998, "Early Stopping - But When?").
+What it changes: when a training ends, and which weights are used: those of the best evaluation, bit
+for bit (Prechelt, 1998, "Early Stopping - But When?").
 
 Its twin: `tf_impl/recipes/early_stopping.py`.
 
-Where the frameworks differ and why: Keras has a callback for `fit`
-(`EarlyStopping` with `restore_best_weights`); PyTorch has nothing, since its users write the loop.
-The class here is for any loop, on both sides. Buffers that no state holds (caches) come back, too.
+Where the frameworks differ and why:
+- Keras has a callback for `fit` (`EarlyStopping` with `restore_best_weights`). PyTorch has nothing,
+  since its users write the loop. The class here is for any loop, in both.
+- PyTorch: buffers that no state holds (caches) are restored, too.
 
-When it helps and when it hurts: it saves time where a model overfits. Where the validation set is
-small it picks a lucky epoch, whose figure is better than the model is: test on other data. A
-schedule that lowers the rate at the end never gets there.
+When it helps and when it hurts: it saves time where a model overfits. With a small validation set
+it picks a lucky epoch, whose figure is better than the model is: test on other data. A schedule
+that lowers the rate at the end never gets there.
 
 Run it alone: `python -m pt_impl.recipes.early_stopping` prints when a training on few digits ends.
 

@@ -4,20 +4,21 @@
     print(find_unhealthy(norms))  # {} is healthy
 
 What it changes: nothing. `gradient_norms` runs one batch forward and back, and gives the norm of
-the gradient by each layer's parameters, and by the model's output. `find_unhealthy` names the
-layers whose gradient vanishes or explodes (Glorot and Bengio, 2010, "Understanding the difficulty
-of training deep feedforward neural networks"): those a thousand times below the output's or above.
+the gradient by each layer's weights and by the model's output. `find_unhealthy` names the layers
+whose gradient vanishes or explodes (Glorot and Bengio, 2010, "Understanding the difficulty of
+training deep feedforward neural networks"): a thousand times below the output's or above.
 
 Its twin: `tf_impl/recipes/gradient_health.py`.
 
-Where the frameworks differ and why: here the model runs in the mode that it is in, each module in
-its own; a Keras model runs with `training=True`, and its own losses are added, as `fit` does. What
-a run writes is put back: buffers here, variables there. Layers are modules here; there they are the
-paths of variables.
+Where the frameworks differ and why:
+- PyTorch: a module runs in its current mode. TensorFlow: a Keras model runs with `training=True`,
+  and its losses are added, as `fit` does.
+- Layers are modules in PyTorch and paths of variables in Keras.
+- What a run writes is put back: buffers in PyTorch, variables in TensorFlow.
 
-When it helps and when it hurts: before a training, and where the loss does not fall. One batch
-costs a train step. Inputs of hundreds look like explosion: normalise these. That the norms are
-right at the start does not say that they stay so.
+When it helps and when it hurts: it helps before a training, and where the loss does not fall. One
+batch costs a train step. Inputs of hundreds look like explosion: normalise them. Norms that are
+right at the start need not stay so.
 
 Run it alone: `python -m pt_impl.recipes.gradient_health` shows 30 layers, plain and residual.
 

@@ -13,15 +13,19 @@ What it changes: the weights before the first step. Each kernel is drawn anew wi
 
 Its twin: `tf_impl/recipes/initialization.py`.
 
-Where the frameworks differ and why: `nn.Linear` and `nn.Conv2d` draw variance 1 / (3 fan_in), a
-sixth of He's; Keras draws Glorot's, and cuts normal distributions off at two deviations. Both take
-the fans of attention and of transposed convolutions wrongly. Here fans are what meets in one
-output, and distributions are whole. Twins share the variance, not the numbers.
+Where the frameworks differ and why:
+- Defaults: `nn.Linear` and `nn.Conv2d` draw variance 1 / (3 fan_in), a sixth of He's. Keras draws
+  Glorot's uniform kernels and biases of zero.
+- Keras cuts normal distributions off at two deviations. They are whole here.
+- Both take the fans of attention and of transposed convolutions wrongly. Here fans are what meets
+  in one output.
+- Keras's layers hold initializers, used when they are built. Here built layers are written to.
+- The same scheme gives both frameworks the same variance, not the same numbers.
 
-When it helps and when it hurts: deep networks without normalisation or residuals train with the
-right variance, or not at all. Behind BatchNorm the scale does not matter. Residual branches that
-keep their input's size explode with depth: there `gain` = 1 / sqrt(blocks). Trained weights are
-lost: freeze what is to stay. What models draw by design (0.02 in transformers) is not known here.
+When it helps and when it hurts: it decides whether deep networks without normalisation or residuals
+train at all. Behind BatchNorm the scale does not matter. Residual branches that keep their input's
+size explode with depth: use `gain` = 1 / sqrt(blocks). Trained weights are lost: freeze what is to
+stay. What models draw by design (0.02 in transformers) is not known here.
 
 Run it alone: `python -m pt_impl.recipes.initialization` prints outputs of 30 layers by scheme.
 

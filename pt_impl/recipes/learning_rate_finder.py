@@ -6,22 +6,24 @@
 
 What it changes: nothing. It trains for some steps while the rate rises by the same factor in each,
 looks at the losses, and puts everything back (Smith, 2017, "Cyclical Learning Rates for Training
-Neural Networks", section 3.3). Smith reads the rate off the curve. Here it is the one at which the
-loss falls most steeply over the logarithm of the rate, as fastai and Lightning choose it. It lies
-below the loss's lowest point on purpose: there the rate is about to be too large.
+Neural Networks", section 3.3). It suggests the rate at which the loss falls most steeply over the
+logarithm of the rate, as fastai and Lightning do. That is below the rate of the lowest loss on
+purpose: there the rate is about to be too large.
 
 Its twin: `tf_impl/recipes/learning_rate_finder.py`.
 
-Where the frameworks differ and why: a PyTorch scheduler stands beside its
-optimizer, a Keras optimizer holds its schedule; both are refused, since they move the rate. Groups
-of parameters may have rates of their own here: the highest is swept, and ratios stay. Keras has one
-rate, in a variable that the traced step reads.
+Where the frameworks differ and why:
+- PyTorch: a scheduler is separate from its optimizer. TensorFlow: a Keras optimizer holds its
+  schedule. Both are refused, since they move the rate.
+- PyTorch: groups of parameters may have several rates. The highest is swept, and ratios stay.
+- TensorFlow: Keras has one rate, in a variable that the traced step reads, so nothing is traced
+  anew.
 
-When it helps and when it hurts: it costs `steps` steps and a copy of the weights, and replaces a
-search over rates. It knows only the first steps of a training, of this optimizer, batch size and
-these weights: find the rate again when they change. With momentum or Adam the loss reacts some
-steps late, so the curve lies too far to the right: more steps help. Noise of small batches hides
-the slope: a longer window helps.
+When it helps and when it hurts: it replaces a search over rates. It costs `steps` steps and a copy
+of the weights. It knows only the first steps of a training with this optimizer, batch size and
+weights. Run it again when they change. With momentum or Adam the loss reacts some steps late, so
+the curve lies too far to the right: more steps help. Noise of small batches hides the slope: a
+longer window helps.
 
 Run it alone: `python -m pt_impl.recipes.learning_rate_finder` prints the curve and the rate.
 

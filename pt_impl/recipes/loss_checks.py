@@ -5,20 +5,24 @@
 
 What it changes: nothing. A loss over logits trains with probabilities, too, but a softmax twice
 learns little, and no error says so. `check_loss` compares what the model gives (logits,
-probabilities, log-probabilities) with what the loss takes, told by its value where all classes are
-equally likely. `gradient_by_margin` says what is left of the gradient the more confidently a model
-is wrong; a loss over probabilities loses it.
+probabilities, log-probabilities) with what the loss takes. It tells by the loss's value where all
+classes are equally likely. `gradient_by_margin` says what is left of the gradient the more
+confidently a model is wrong. A loss over probabilities loses it.
 
 Its twin: `tf_impl/recipes/loss_checks.py`.
 
-Where the frameworks differ and why: `CrossEntropyLoss` takes logits alone. Who computes
-`log(softmax)` for `NLLLoss` gets gradients of NaN where a sample is wrong by 90 in logits, while
-its loss is still finite; `BCELoss` has no gradient left from 17 on. Keras's losses take
-probabilities unless told `from_logits=True`, and clip them at 1e-7: none is left from 17 on, unless
-they find the logits behind the softmax. Here classes may be the second axis, there they are last.
+Where the frameworks differ and why:
+- PyTorch: `CrossEntropyLoss` takes only logits. `log(softmax)` for `NLLLoss` gives gradients of NaN
+  where a sample is wrong by 90 in logits, while the loss is still finite. `BCELoss` has no gradient
+  left from 17 on.
+- TensorFlow: Keras's losses take probabilities unless told `from_logits=True`, and clip them at
+  1e-7. No gradient is left from 17 on. In a graph they find the logits behind a softmax or sigmoid
+  and lose nothing, unless a cast, a reshape or a copy is in between.
+- Classes may be the second axis in PyTorch. They are the last in TensorFlow.
+- Keras's losses are called with the labels first. Both orders are known here.
 
-When it helps and when it hurts: one batch, before the first training with a new loss or head. A
-loss that is not a cross-entropy is not judged, and the report says so.
+When it helps and when it hurts: it helps before the first training with a new loss or head. It
+needs one batch. A loss that is no cross-entropy is not judged, and the report says so.
 
 Run it alone: `python -m pt_impl.recipes.loss_checks` prints gradients, and reports of two losses.
 

@@ -6,17 +6,21 @@
 What it changes: nothing. `find_nonfinite` runs one batch forward and back, and names what is NaN or
 infinite first, in the order of cause: the inputs, the weights, the layers as they finish, the loss,
 the gradients from the loss back. `make_checked_step` looks at the loss and the weights after every
-step; where a step ruined them, it puts those of before back and finds the cause.
+step. Where a step ruined them, it restores those of before and finds the cause.
 
 Its twin: `tf_impl/recipes/nonfinite.py`.
 
-Where the frameworks differ and why: modules have hooks, which see each layer's output, and torch
-has one hook for all of them. A Keras layer has none: its `call` is wrapped while the batch runs,
-eagerly. `torch.autograd.detect_anomaly` names the operator whose backward pass gives NaN, and
-`tf.debugging.enable_check_numerics` the one whose forward pass does; neither sees the inputs first.
+Where the frameworks differ and why:
+- PyTorch: modules have hooks, which see each layer's output.
+- TensorFlow: a Keras layer has no hooks. Its `call` is wrapped while the batch runs, eagerly.
+  Values within a layer's `tf.function` are not known.
+- `torch.autograd.detect_anomaly` names the operator whose backward pass gives NaN,
+  `tf.debugging.enable_check_numerics` the one whose forward pass does. Neither sees the inputs
+  first.
 
-When it helps and when it hurts: after a loss that became NaN, in a run that is made again for it. A
-checked step copies all weights and waits for the device: for the run that failed, not for all.
+When it helps and when it hurts: it helps after a loss became NaN, in a run that is made again for
+it. A checked step copies all weights and waits for the device: use it for the run that failed, not
+for all.
 
 Run it alone: `python -m pt_impl.recipes.nonfinite` prints what a checked step costs, and says.
 

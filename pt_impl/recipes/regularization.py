@@ -4,23 +4,28 @@
     loss_fn = partial(smoothed_cross_entropy, smoothing=0.1)
     add_dropout(model, rate=0.3)
 
-What it changes: what a step minimizes beside the loss. L2 adds weight_decay / 2 times the sum of
-squares to the loss; decoupled decay takes rate x weight_decay of the weights away beside the
+What it changes: what a step minimizes besides the loss. L2 adds weight_decay / 2 times the sum of
+squares to the loss. Decoupled decay takes rate x weight_decay of the weights away, apart from the
 gradient (Loshchilov and Hutter, 2019). Under plain SGD the two are one. Under Adam a penalty's
-gradient is divided by the root of the second moment, so that weights with large gradients decay
-less. Only kernels decay unless more is asked for: biases and norms have nothing to overfit with (He
-et al., 2019, "Bag of Tricks", section 3.1).
+gradient is divided by the root of the second moment, so weights with large gradients decay less.
+Only kernels decay unless more is asked for: biases and norms have nothing to overfit with (He et
+al., 2019, "Bag of Tricks", section 3.1).
 
 Its twin: `tf_impl/recipes/regularization.py`.
 
-Where the frameworks differ and why: `weight_decay` is L2 in `Adam` and `SGD` here, and decoupled in
-`AdamW`; every Keras optimizer decouples, SGD as well. What decays is a matter of parameter groups,
-at any time; a Keras optimizer is told before it is built. `F.cross_entropy` smooths class numbers;
-Keras's loss does it for one-hot labels alone. Dropout is a hook here, there a new model. Keras's
-`regularizers.L2(l)` is l times the sum: give it weight_decay / 2.
+Where the frameworks differ and why:
+- PyTorch: `weight_decay` is L2 in `Adam` and `SGD`, and decoupled in `AdamW`. TensorFlow: every
+  Keras optimizer decouples, SGD as well.
+- PyTorch chooses what decays by parameter groups, at any time. A Keras optimizer is told before it
+  is built.
+- `F.cross_entropy` smooths class numbers. Keras's loss smooths only one-hot labels; here it takes
+  class numbers, too.
+- Dropout is a hook in PyTorch and a new model over the same layers in TensorFlow. A traced step
+  keeps the rates that it was traced with: set them first.
+- Keras's `regularizers.L2(l)` is l times the sum: give it weight_decay / 2.
 
-When it helps and when it hurts: it helps where training and validation part: few labels, many
-epochs. Where a model does not yet fit its training data, it hurts. Decay in front of BatchNorm only
+When it helps and when it hurts: it helps where training and validation differ: few labels, many
+epochs. It hurts a model that does not yet fit its training data. Decay in front of BatchNorm only
 raises the effective rate (van Laarhoven, 2017). Smoothed labels make poor teachers (Müller et al.,
 2019). Dropout belongs behind the last BatchNorm, whose variance it shifts (Li et al., 2019).
 

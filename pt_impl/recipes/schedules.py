@@ -4,22 +4,25 @@
     ...
     scheduler.step()  # after each optimizer.step()
 
-What it changes: the learning rate, from step to step. Each schedule starts from the optimizer's own
-rate, which it takes for the highest one. Linear decay and cosine may warm up; one cycle rises and
-falls; reduction on a plateau looks at a loss, not at the step. `scale_rate` is the rate for another
-batch size.
+What it changes: the learning rate, from step to step. Each schedule takes the optimizer's rate for
+the highest one. Linear decay and cosine may warm up. One cycle rises and falls. Reduction on a
+plateau looks at a loss, not at the step. `scale_rate` is the rate for another batch size.
 
 Its twin: `tf_impl/recipes/schedules.py`.
 
-Where the frameworks differ and why: a scheduler stands beside the optimizer and writes its rate; a
-Keras optimizer holds the schedule and asks it for the rate of its own step count. To resume, save
-`scheduler.state_dict()`, make the schedule and load it: one that is made later takes the rate that
-it finds for the highest. Momentum is a sum of gradients here, which the rate of the step
-multiplies; Keras sums up updates, each with the rate of its own step. Under a schedule, twins with
-momentum drift apart. `OneCycleLR` raises after its last step.
+Where the frameworks differ and why:
+- PyTorch: a scheduler is separate from the optimizer and writes its rate. To resume, make the
+  schedule and load its `state_dict()`. A new one would take the current rate for the highest.
+- TensorFlow: the optimizer holds the schedule, asks it for the rate of its step count, and both are
+  saved. Where Keras accumulates k batches, steps are of batches.
+- Momentum: PyTorch sums up gradients, which the rate of the step multiplies. Keras sums up updates,
+  each with the rate of its step. So the two drift apart under a schedule.
+- PyTorch's `OneCycleLR` raises after its last step. Keras has no one-cycle schedule, and its
+  `ReduceLROnPlateau` is a callback of `fit`. The ones here are for any loop, and compute in
+  float64.
 
 When it helps and when it hurts: a rate that falls to zero nearly always ends better than a constant
-one, and lets the highest one be larger. Warm-up helps where the first steps would diverge: large
+one, and allows a larger highest rate. Warm-up helps where the first steps would diverge: large
 rates, large batches, Adam's first moments. A run that is stopped early has not yet had its best
 steps. A plateau needs a validation loss that is less noisy than the improvement it waits for.
 

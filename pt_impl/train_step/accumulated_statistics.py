@@ -5,22 +5,26 @@
         for part_x, part_y, share in accumulator.split(x, y):
             (loss_fn(model(part_x), part_y) * share).backward()
 
-What it changes: where a batch is computed in parts (`gradient_accumulation.py`), BatchNorm updates
-its running mean and variance in each part. Here they move once, by the mean and variance of all
-values of all parts together (Chan et al., 1979). So a layer's momentum means what it means with one
-large batch. Training is the same: each part is still normalised by its own statistics, and so the
-input of every later layer is that of its part. A first layer's statistics are those of one batch.
+What it changes: when BatchNorm updates its running mean and variance. Where a batch is computed in
+parts (`gradient_accumulation.py`), it updates them in each part. Here they move once a step, by the
+mean and variance of all parts together (Chan et al., 1979). So a layer's momentum means what it
+means with one large batch. Training is the same: each part is still normalised by its own
+statistics.
 
 Its twin: `tf_impl/train_step/accumulated_statistics.py`.
 
-Where the frameworks differ and why: here a hook sees each layer's values as they come. There a part
-is traced once for all parts, so the function of a part calls `pool` after its forward pass. The
-running variance is unbiased here (n - 1), that of Keras 3 is not; each keeps its own rule.
+Where the frameworks differ and why:
+- PyTorch: a hook on each layer sees its values as they come.
+- TensorFlow: a part is traced once for all parts. So the function of a part calls `pool` after its
+  forward pass.
+- PyTorch's running variance is unbiased (n - 1). Keras 3's is biased (n). Both keep their rule.
+- tf_keras: its fused kernel gives unbiased variances. They are pooled as they are, which is too
+  large by 1/n for a part of n values.
 
 When it helps and when it hurts: it helps where the momentum was chosen for the whole batch and the
-parts are small: k updates a step forget the past k times as fast, and a variance of few values is
-noisy. It costs some small operators a layer. It does nothing for GroupNorm and LayerNorm, which
-keep no statistics.
+parts are small. Otherwise k updates a step forget the past k times as fast, and the variance of few
+values is noisy. It costs some small operators a layer. TensorFlow also copies the layer's
+statistics. It does nothing for GroupNorm and LayerNorm, which keep no statistics.
 
 Run it alone: `python -m pt_impl.train_step.accumulated_statistics` prints how far the statistics of
 4 x 32 samples are from those of 128, with one update and with four.

@@ -2,25 +2,30 @@
 
     apply_checkpointing(model, blocks="layers.*")  # once; the training loop stays as it is
 
-What it changes: a block keeps only its inputs for the backward pass. What it computed on the way to
-its output is freed, and computed again when the gradient gets there, under the random numbers and
-autocast of the first time. The numbers are those of the plain model. Of n like blocks, n inputs and
-one inside are alive at most, not n insides (Chen et al., 2016, "Training Deep Nets with Sublinear
-Memory Cost").
+What it changes: what a block keeps for the backward pass: only its inputs. What it computed inside
+is freed, and computed again when the gradient gets there, with the random numbers of the first
+time. The results are those of the plain model. Of n like blocks at most n inputs and the inside of
+one are in memory (Chen et al., 2016, "Training Deep Nets with Sublinear Memory Cost").
 
 Its twin: `tf_impl/train_step/activation_checkpointing.py`.
 
-Where the frameworks differ and why: a block is a submodule here; a functional Keras model is flat,
-so there it may be a group of layers. `torch.utils.checkpoint` puts random generators back for the
-second run; TensorFlow has none, so the twin gives the second run the seeds of the first. PyTorch
-can keep the outputs of some operators (`save_products`) and move what is kept to the host
-(`offload`); `tf.recompute_grad` repeats all of a block. PyTorch's fused attention recomputes its
-scores, and `make_attention_step` chooses the kernel; TensorFlow has one, which keeps them.
+Where the frameworks differ and why:
+- A block is a submodule in PyTorch. A functional Keras model is flat, so a block may be a group of
+  layers, which becomes a sub-model of a new model over the same layers.
+- PyTorch: `torch.utils.checkpoint` restores the random generators for the second run.
+- TensorFlow: `tf.recompute_grad` draws other dropout masks in the second run, which makes gradients
+  wrong, and updates BatchNorm twice. So it runs here in a `keras.StatelessScope` with the state of
+  the first run. `keras.RematScope` keeps every layer's input and has the same faults.
+- PyTorch can keep the outputs of some operators (`save_products`) and move what is kept to the host
+  (`offload`). TensorFlow repeats the whole block, and has no gradient of a gradient.
+- PyTorch's fused attention recomputes its scores; `make_attention_step` chooses the kernel.
+  TensorFlow keeps them.
 
-When it helps and when it hurts: it helps where activations outweigh parameters, gradients and the
-optimizer's state: deep models, long sequences, large batches. It costs up to a third of a step's
-arithmetic. Small blocks save nothing, since each keeps its input; nor does one block around all. On
-a CPU, glibc may hold on to what is freed; MALLOC_MMAP_THRESHOLD_=65536 gives it back.
+When it helps and when it hurts: it helps where activations need more memory than parameters,
+gradients and optimizer: deep models, long sequences, large batches. It costs up to a third of a
+step's arithmetic. Small blocks save nothing, since each keeps its input. One block around
+everything saves nothing either.
+- On a CPU, glibc may hold on to what is freed. MALLOC_MMAP_THRESHOLD_=65536 gives it back.
 
 Run it alone: `python -m pt_impl.train_step.activation_checkpointing` compares no blocks recomputed,
 every other one, and all.

@@ -2,16 +2,17 @@
 
     step = make_hand_written_step(model, optimizer)
 
-What it changes: nothing. `make_hand_written_step` is the loop of PyTorch's own tutorials, with
-PyTorch's own loss, so that the kit's `training.make_train_step` can be shown to cost nothing over
-it.
+What it changes: nothing. `make_hand_written_step` is the loop of PyTorch's tutorials, with
+PyTorch's own loss. It shows that the kit's `training.make_train_step` costs nothing over it.
 
 Its twin: `tf_impl/train_step/baseline.py`.
 
-Where the frameworks differ and why: PyTorch leaves the loop to its user and has no `fit`; Keras
-brings one, which its twin times (`make_fit_loop`).
+Where the frameworks differ and why:
+- PyTorch leaves the loop to its user.
+- Keras has `fit`, which reads a tf.data pipeline, keeps metrics and calls callbacks after each
+  batch. `make_fit_loop` times it.
 
-When it helps and when it hurts: it is the yardstick, and does neither.
+When it helps and when it hurts: it is what other steps are compared with.
 
 Run it alone: `python -m pt_impl.train_step.baseline` compares the kit's step with the hand-written
 one.

@@ -5,23 +5,26 @@
     guard.check(x, y, loss, norm)  # before optimizer.step(); norm: of all gradients
 
 What it changes: a step whose batch, loss or gradients hold NaN or infinity raises
-FloatingPointError, which says where they are and where to look. Weights and optimizer are then as
+FloatingPointError. The error says where they are and where to look. Weights and optimizer are as
 before the step. BatchNorm's running statistics are not, since the forward pass has changed them:
 take those from a checkpoint.
 
 Its twin: `tf_impl/train_step/finite_guard.py`.
 
-Where the frameworks differ and why: the guard reads one flag from the device in each step, which
-waits for it: on a GPU, Python can no longer run ahead. In TensorFlow the graph decides whether to
-update, and Python reads the same flag. Here the norm of all gradients is the flag, as one number
-that is finite where they are; there each gradient gives one.
+Where the frameworks differ and why:
+- PyTorch: Python reads one flag from the device and then updates. The flag is the norm of all
+  gradients, which is finite where they are.
+- TensorFlow: the graph decides whether to update, and Python reads the flag afterwards. So Python
+  has to call the step, not a `tf.function`. Each gradient gives a flag.
+- Reading the flag waits for the device: on a GPU Python can no longer run ahead.
+- Keras's `callbacks.TerminateOnNaN` in `fit` looks at the loss only after the weights have changed.
 
-When it helps and when it hurts: it helps where a run turns to NaN and nobody knows since when, and
-where a lost night costs more than the flag. It costs one pass over the gradients and one over the
-inputs; clipping has taken the norm already. It has to look before clipping, which spreads what is
-not finite: a NaN makes every gradient NaN, an infinite norm every other one 0. Loss scaling in
-float16 expects infinite gradients and skips such steps by itself. Which layer began it,
-`recipes/nonfinite.py` finds in a run that is made again.
+When it helps and when it hurts: it helps where a run turns to NaN and nobody knows since when. It
+costs one pass over the gradients and one over the inputs. Loss scaling in float16 expects infinite
+gradients and skips such steps by itself. `recipes/nonfinite.py` finds the layer where it began, in
+a second run.
+- Clipping has taken the norm already: hand it over as `norm`. The guard has to look before
+  clipping, which spreads what is not finite.
 
 Run it alone: `python -m pt_impl.train_step.finite_guard` compares the plain step with it, and
 poisons a batch.

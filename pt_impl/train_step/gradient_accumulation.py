@@ -4,24 +4,30 @@
     for part_x, part_y, share in accumulator.split(x, y):  # where the one pass was
         (loss_fn(model(part_x), part_y) * share).backward()
 
-What it changes: one step goes through its batch in parts, forward and backward one after another,
-adds up their gradients and updates once. Each part counts by its share of samples, so the sum is
-the gradient of the whole batch's mean loss. Only one part's activations are alive at a time. Not as
-in one large batch: BatchNorm normalises each part by itself and updates its running statistics in
-each (`accumulated_statistics.py` updates them once); spectral norm iterates in each; a loss that is
-no mean over samples, such as a mean over tokens that are not padding, or a contrastive one.
+What it changes: one step goes through its batch in parts, adds up their gradients and updates once.
+Each part counts by its share of samples, so the sum is the gradient of the whole batch's mean loss.
+Only one part's activations are in memory at a time. Some results differ from one large batch:
+BatchNorm normalises each part by itself and updates its running statistics in each
+(`accumulated_statistics.py` updates them once). Spectral norm iterates in each part. A loss that is
+no mean over samples differs, too: a mean over tokens without padding, or a contrastive loss.
 
 Its twin: `tf_impl/train_step/gradient_accumulation.py`.
 
-Where the frameworks differ and why: here `.grad` is the accumulator, and Python runs the parts in
-order. There gradients are values, and a graph may run whatever is ready, so each part has to wait
-for the sums before it. Replicas (DDP) and shards (FSDP2) exchange gradients in every backward pass:
-here all parts but the last keep theirs, and FSDP2 holds gradients whole until then.
+Where the frameworks differ and why:
+- PyTorch: `.grad` is the accumulator, and Python runs the parts in order.
+- TensorFlow: gradients are values, and a graph may run whatever is ready. So each part has to wait
+  for the sums before it.
+- PyTorch's replicas (DDP) and shards (FSDP2) exchange gradients in every backward pass. Here only
+  the last part does, and FSDP2 holds whole gradients until then.
+- Keras 3's `gradient_accumulation_steps=k` means something else: each call of the optimizer is
+  given one part, parts of any size count alike, and a schedule counts calls. It fails under
+  MirroredStrategy (keras#20582).
 
-When it helps and when it hurts: it helps where a batch does not fit into memory. Where it fits, it
-saves no time: the same arithmetic in smaller operators. If it makes the batch k times larger, the
-learning rate goes with it: k times for SGD, after a warm-up (Goyal et al., 2017, section 2.1), the
-square root of k for Adam, whose betas and epsilon change too (Malladi et al., 2022).
+When it helps and when it hurts: it helps where a batch does not fit into memory. Where it fits,
+accumulation saves no time: it is the same arithmetic in smaller operators. If it makes the batch k
+times larger, change the learning rate: k times for SGD, after a warm-up (Goyal et al., 2017,
+section 2.1). For Adam it is the square root of k, with other betas and epsilon (Malladi et al.,
+2022).
 
 Run it alone: `python -m pt_impl.train_step.gradient_accumulation` compares 32 samples a step, 128,
 and 4 x 32.

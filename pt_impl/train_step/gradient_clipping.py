@@ -4,23 +4,27 @@
     loss.backward()
     clipper.clip()  # before optimizer.step()
 
-What it changes: between backward pass and update, all gradients are multiplied by
-min(1, max_norm / norm), where norm is the L2 norm of all of them as one vector (Pascanu et al.,
-2013, "On the difficulty of training recurrent neural networks"). The step keeps its direction.
-`VariableClipper` clips each tensor by its own norm, which bends it.
+What it changes: all gradients are multiplied by min(1, max_norm / norm) before the update. The norm
+is the L2 norm of all of them as one vector (Pascanu et al., 2013, "On the difficulty of training
+recurrent neural networks"). The step keeps its direction. `VariableClipper` clips each tensor by
+its own norm, which bends the step.
 
 Its twin: `tf_impl/train_step/gradient_clipping.py`.
 
-Where the frameworks differ and why: `clip_grad_norm_` over all parameters is Keras's
-`global_clipnorm`, but for a 1e-6 that PyTorch adds to the norm; Keras's `clipnorm` is per variable:
-another step for the same number. Under loss scaling gradients are `scale` times too large, so
-`GradScaler.unscale_` comes before `clip`; Keras unscales within `apply`, so there the bound is
-scaled. A NaN makes every gradient NaN in both: `finite_guard.py` stops such steps.
+Where the frameworks differ and why:
+- PyTorch's `clip_grad_norm_` over all parameters is Keras's `global_clipnorm`, but for 1e-6 that
+  PyTorch adds to the norm. Keras's `clipnorm` is per variable: another step for the same number.
+- Loss scaling in PyTorch: `GradScaler.unscale_` comes before `clip`.
+- Loss scaling in Keras: its optimizer unscales within `apply`. So gradients are clipped at
+  `max_norm * scale`.
+- An embedding's gradient in TensorFlow is slices, one a lookup. Its norm is that of their sums,
+  which `tf.linalg.global_norm` and Keras's clipping miss.
 
-When it helps and when it hurts: it helps where single batches give gradients far above the usual
-(recurrent networks, transformers early on). Log `step.gradient_norm()` and set max_norm where few
-steps are above: a bound that always binds fixes the length of every step and takes the learning
-rate's part (less so for Adam). It costs two passes over the gradients, whatever the batch.
+When it helps and when it hurts: it helps where single batches give gradients far above the usual:
+recurrent networks, transformers early on. Log `step.gradient_norm()` and set max_norm where few
+steps are above. A bound that always binds fixes the length of every step, as a learning rate does.
+It costs two passes over the gradients, whatever the batch. A NaN makes every gradient NaN:
+`finite_guard.py` stops such steps.
 
 Run it alone: `python -m pt_impl.train_step.gradient_clipping` compares the plain step with both.
 

@@ -4,27 +4,30 @@
     compile_keras(model, optimizer, loss_fn)
     step, predict = make_train_step(model), make_predict(model)  # or model.fit, model.predict
 
-What it changes: who runs the loop. Model, optimizer, loss and loop are Keras's, and the
-backend computes. Weights go from one backend to the other by `get_weights` and `set_weights`, or by
-one file of `save_weights`, with nothing to transpose.
+What it changes: who runs the loop. Model, optimizer, loss and loop are Keras's, and the backend
+computes. Weights go from one backend to the other by `get_weights` and `set_weights`, or by one
+file of `save_weights`. Nothing has to be transposed.
 
-Its twin: `tf_impl/train_step/keras_backend.py`, whose text is the same but for the backend.
+Its twin: `tf_impl/train_step/keras_backend.py`.
 
 Where the frameworks differ and why:
 - Keras runs a step eagerly on PyTorch, and as a graph (`tf.function`) on TensorFlow. On a GPU it
-  has TensorFlow compile that with XLA unless told not to; it never compiles on PyTorch unless told.
-- `compiled=True` is `torch.compile` of Keras's step here, with graph breaks at `loss.backward()`
-  and wherever Keras's own code can't be traced; XLA makes one program of the step there.
+  compiles with XLA on TensorFlow unless told not to. On PyTorch it never compiles unless told.
+- `compiled=True` on PyTorch: `torch.compile` of Keras's step, with graph breaks at
+  `loss.backward()` and wherever Keras's own code can't be traced. On TensorFlow: one program of the
+  step by XLA.
 - Keras keeps images and kernels in TensorFlow's layout on either backend. On PyTorch each
   convolution sees a transposed view of its input and of its kernel.
-- BatchNorm in training is mean, variance and elementwise operators of Keras on PyTorch, where
-  `nn.BatchNorm2d` is one kernel.
-- A Keras model on PyTorch is an `nn.Module`, but its mode is the argument `training` of the call:
+- BatchNorm in training is several operators of Keras on PyTorch, where `nn.BatchNorm2d` is one
+  kernel.
+- A Keras model on PyTorch is an `nn.Module`, but the call's argument `training` is its mode.
   `model.eval()` does not change what its layers do.
+- TensorFlow is the default backend: KERAS_BACKEND need not be set.
 
-When it helps and when it hurts: it helps where one source has to run in both frameworks, or a Keras
-model in a program of PyTorch. It costs Keras's own Python for each layer and each step, which
-small models feel and large ones do not, and the kernels that Keras does not call.
+When it helps and when it hurts: it helps where one source has to run in both frameworks.
+- It helps where a Keras model belongs into a program of PyTorch.
+- It costs Keras's own Python for each layer and step, and kernels that Keras does not call. Small
+  models feel that and large ones do not.
 
 Run it alone: `python -m pt_impl.train_step.keras_backend` compares the native step with Keras's.
 

@@ -4,21 +4,21 @@
     x = convert_batch(x)  # each batch
 
 What it changes: the strides of 4-D parameters and activations. "channels_last" keeps the channels
-of one pixel side by side, as convolution kernels like to read them; "channels_first" keeps each
-channel's image together. Shapes stay (n, channels, height, width), and so do names, checkpoints and
-results: nothing in the model's code has to know, but for `x.view(n, -1)`, which raises for such
-strides: `x.flatten(1)` takes them.
+of one pixel together in memory, as convolution kernels like to read them. "channels_first" keeps
+each channel's image together. Shapes stay (n, channels, height, width), and so do names,
+checkpoints and results. Only `x.view(n, -1)` raises: use `x.flatten(1)`.
 
 Its twin: `tf_impl/train_step/memory_format.py`.
 
-Where the frameworks differ and why: here the format is a property of each tensor (its strides), and
-an operator passes on the format of its input. A Keras layer has it in its configuration, and a
-tensor's shape says it, so a built model must be rebuilt there. The default is channels_first here
-and channels_last in TensorFlow: a baseline of PyTorch against one of TensorFlow also compares
-formats; the rows "channels_last" are alike in it.
+Where the frameworks differ and why:
+- PyTorch: the format is a property of each tensor, its strides. Any model is converted in place.
+- TensorFlow: a layer has it in its configuration (`data_format`, and the `axis` of BatchNorm). A
+  built model is rebuilt of layers whose channel axis is known, and compared.
+- The default is channels_first in PyTorch and channels_last in TensorFlow. So a baseline against a
+  baseline also compares formats. The rows "channels_last" are alike in it.
 
-When it helps and when it hurts: it helps convolutions on a CPU (oneDNN reads it without a
-conversion) and on a GPU with half-width types (tensor cores). It hurts where an operator without a
+When it helps and when it hurts: it helps convolutions on a CPU, where oneDNN reads it without a
+conversion, and on a GPU with half-width types (tensor cores). It hurts where an operator without a
 channels_last kernel converts there and back, and where shapes are so small that the operators
 between convolutions decide. Channels that are no multiple of 8 or 16 gain less.
 

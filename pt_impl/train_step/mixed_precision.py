@@ -5,25 +5,29 @@
         output = model(x)
     loss = loss_fn(to_float32(output), y)
 
-What it changes: convolutions and matrix products read and write bfloat16 or float16, and their
-gradients follow. Parameters, their gradients, the optimizer's state and the loss stay float32.
-bfloat16 has float32's range and 8 significant bits. float16 holds 6e-8 to 65,504 only: smaller
-gradients become zero, unless the loss is scaled (`loss_scaling.py`).
+What it changes: convolutions and matrix products compute in bfloat16 or float16, and so do their
+gradients. Weights, their gradients, the optimizer's state and the loss stay float32. bfloat16 has
+float32's range and 8 significant bits. float16 holds 6e-8 to 65,504 only: smaller gradients become
+zero, unless the loss is scaled (`loss_scaling.py`).
 
 Its twin: `tf_impl/train_step/mixed_precision.py`.
 
-Where the frameworks differ and why: autocast decides per operator while it runs, Keras per layer
-while the graph is traced. bfloat16 plus float32 is float32 here, so a residual stream that starts
-as float32 (an embedding) stays so; a Keras layer casts what it gets and gives. autocast casts a
-weight once per forward pass, Keras at every use. BatchNorm and LayerNorm keep float32 parameters
-and statistics on both sides.
+Where the frameworks differ and why:
+- PyTorch: autocast decides for each operator while it runs. TensorFlow: Keras decides for each
+  layer while the graph is traced.
+- PyTorch: bfloat16 plus float32 is float32. So a residual stream that starts as float32 (an
+  embedding) stays float32. A Keras layer casts what it gets and gives, so the stream is bfloat16.
+- PyTorch casts a weight once in a forward pass, Keras at every use.
+- BatchNorm and LayerNorm keep float32 parameters and statistics in both.
+- tf_keras fixes the dtypes of a built model, so it is refused.
 
 When it helps and when it hurts: it helps large convolutions and matrix products on hardware with
-such units (CUDA: float16 since Volta, bfloat16 since Ampere; CPUs: AVX512-BF16, AMX) and halves
-the memory of activations. It hurts small steps, which pay for the casts, and CPUs that emulate the
-dtype. On a CPU the fused attention of short sequences can take several times longer backward:
-`sdpa_kernel(SDPBackend.MATH)` around the step then helps. Keep layers that add up small differences
-in float32, and `Conv3d` over tiny volumes, whose gradients oneDNN's bfloat16 can get wrong.
+units for the dtype. On GPUs: float16 since Volta, bfloat16 since Ampere. On CPUs: AVX512-BF16 and
+AMX. It also halves the memory of activations. It hurts small steps, which pay for the casts, and
+CPUs that emulate the dtype. Keep layers that add up small differences in float32 (`keep_fp32`).
+- On a CPU the backward pass of fused attention over short sequences can take several times longer.
+  `sdpa_kernel(SDPBackend.MATH)` around the step then helps.
+- Keep `Conv3d` over tiny volumes in float32: oneDNN's bfloat16 can get its gradients wrong.
 
 Run it alone: `python -m pt_impl.train_step.mixed_precision` prints float32 against bfloat16.
 

@@ -2,25 +2,32 @@
 
     optimizer = fused_optimizer(model, learning_rate=1e-3)  # the training loop stays as it is
 
-What it changes: how many kernels an update takes and how often it reads and writes memory; not the
-result. AdamW reads a weight, a gradient and two moments and writes three of them: some eight
-operations a tensor, each a pass over memory (for_loop); the same operations handed over once for
-all tensors (foreach); one kernel that passes once over the memory of all tensors (fused); or
-whatever `torch.compile` makes of the loop (compiled).
+What it changes: how many kernels an update runs and how often it reads and writes memory. The
+result stays. AdamW reads a weight, a gradient and two moments and writes three of them. for_loop
+runs some eight operations a tensor, each a pass over memory. foreach hands the same operations over
+once for all tensors. fused is one kernel that passes once over the memory of all tensors. compiled
+is what `torch.compile` makes of the loop.
 
 Its twin: `tf_impl/train_step/optimizer_implementations.py`.
 
-Where the frameworks differ and why: PyTorch brings three implementations as arguments of one
-optimizer; its default is the loop on a CPU and foreach on CUDA. Keras has one, a loop too, which
-runs inside a `tf.function`, and XLA can compile it; it has no foreach and, of other rules than
-Adam's, no fused kernel. Keras adds its epsilon before the second moment is corrected for bias,
-PyTorch after.
+Where the frameworks differ and why:
+- PyTorch has three implementations as arguments of one optimizer. Its default is the loop on a CPU
+  and foreach on CUDA. Keras has one, a loop inside a `tf.function`, which XLA can compile.
+- fused is one kernel over all tensors in PyTorch. In TensorFlow it is `ResourceApplyAdam`, from
+  before Keras 3, one variable at a time. TensorFlow has no fused kernel of other rules, and no
+  foreach.
+- Keras adds its epsilon before the second moment is corrected for bias, PyTorch after. With eps
+  sqrt(1 - beta2) the first update is the same. Later ones differ by a relative eps / sqrt(v̂) at
+  most.
+- An embedding's gradient in TensorFlow is slices, one a lookup. Of an id that a batch holds twice,
+  Keras 3 adds up the squares. fused squares the sum, as PyTorch does.
 
-When it helps and when it hurts: fused helps wherever the update is a visible share of a step: many
-parameters and little arithmetic for each, small batches, many small tensors. foreach saves kernel
-launches on a GPU and needs intermediates as large as the model; on a CPU it can be slower than the
-loop. compiled needs its compile time back. None helps a step that the forward and backward pass
-dominate.
+When it helps and when it hurts: fused helps where the update is a visible part of a step: many
+parameters and little arithmetic for each, small batches, many small tensors. It compiles nothing.
+compiled helps there too, but its compile time has to be earned back. None helps a step whose time
+goes to the forward and backward pass.
+- foreach saves kernel launches on a GPU and needs intermediates as large as the model. On a CPU it
+  can be slower than the loop.
 
 Run it alone: `python -m pt_impl.train_step.optimizer_implementations` compares all four on 10
 million weights.

@@ -5,25 +5,28 @@
     step = make_train_step(model, optimizer, shapes="marked")  # one graph for all lengths
 
 What it changes: how much of a batch is padding, and how many shapes a compiler sees. The loss is
-the mean over real tokens, so that it and its gradient are the same, to rounding, whatever the
-padding; packed, too. Batches by length (`batches` of `shared/lengths.py`) bring other samples
-together.
+the mean over real tokens, so it and its gradient are the same, to rounding, whatever the padding.
+That holds for packed rows, too. Batches by length (`batches` of `shared/lengths.py`) put other
+samples together.
 
 Its twin: `tf_impl/train_step/varying_lengths.py`.
 
 Where the frameworks differ and why:
-- Eager code compiles nothing here, so that shapes may vary freely. There a plain `tf.function`
-  traces a graph for each shape.
-- `torch.compile` with static shapes makes a graph for each length and gives up after eight, from
-  when on the step is eager. By default it makes the second graph a dynamic one; `marked` spares the
-  first. There `reduce_retracing` relaxes after the second trace, and a signature from the start.
-- A loader that batches by length is a sampler here; tf.data has `bucket_by_sequence_length`.
+- PyTorch: eager code compiles nothing, so shapes may vary freely. TensorFlow: a plain `tf.function`
+  traces a graph for every shape, which takes longer than many steps.
+- PyTorch: `torch.compile` with static shapes makes a graph for every length and gives up after
+  eight; then the step is eager. By default it makes the second graph a dynamic one. `marked` spares
+  the first.
+- TensorFlow: `reduce_retracing` makes the second graph one for any length. A signature does so from
+  the start.
+- Batches by length: a sampler that knows all lengths in PyTorch, `bucket_by_sequence_length` in
+  tf.data.
 
-When it helps and when it hurts: the more lengths are skewed the more padding costs: with half of
-the samples below a fifth of the longest, three quarters of full batches are padding. Packing spares
-nearly all of it and needs a model that takes positions and a mask; attention still computes what
-the mask hides. Batches by length need nothing of the model, but their gradients are of alike
-samples. A multiple or few lengths trade padding for fewer graphs.
+When it helps and when it hurts: the more lengths differ, the more padding costs. With half of the
+samples below a fifth of the longest, three quarters of full batches are padding. Packing avoids
+nearly all of it. The model has to take positions and a mask, and attention still computes what the
+mask hides. Batches by length ask nothing of the model, but each gradient is of similar samples. A
+multiple, or few lengths, trade some padding for fewer graphs.
 
 Run it alone: `python -m pt_impl.train_step.varying_lengths` prints the share of padding.
 

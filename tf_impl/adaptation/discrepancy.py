@@ -13,17 +13,12 @@ Features with Deep Adaptation Networks"):
 over pairs of different samples. k is the mean of several Gaussian kernels: one that is too narrow
 or too wide sees nothing. What is used afterwards is features and head.
 
-Its twin: `pt_impl/adaptation/discrepancy.py`.
+Its twin: `pt_impl/adaptation/discrepancy.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: distances are differences of large numbers, so they stay in
-float32: the features are cast here, autocast is switched off there. A Keras model gets both domains
-as one argument, as `fit` hands it over; a tuple is `*x` there. Both are one batch for the features,
-so BatchNorm's statistics are those of both.
-
-When it helps and when it hurts: it helps where adversarial training does, with a loss that goes
-down and one weight to choose. The estimate is noisy with small batches. It hurts where the classes
-are not about as frequent in both domains, and where the weight is so large that features fall
-together. Choose settings without the target's labels, or the figures flatter.
+When it helps and when it hurts: it helps where adversarial training does. Its loss goes down, and
+there is one weight to choose. The estimate is noisy with small batches. It hurts where the classes
+are not about as frequent in both domains, and where the weight is so large that all features become
+alike. Choose settings without the target's labels, or the figures flatter.
 
 Run it alone: `python -m tf_impl.adaptation.discrepancy` prints accuracies on digits over photos.
 

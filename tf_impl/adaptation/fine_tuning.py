@@ -14,20 +14,12 @@ What it changes: what is trained.
 - LoRA (Hu et al., 2021, arXiv:2106.09685): a dense layer's kernel W becomes W + alpha / rank A B.
   W is frozen; A (inputs, rank) is random, B (rank, outputs) zero at first.
 
-Its twin: `pt_impl/adaptation/fine_tuning.py`.
+Its twin: `pt_impl/adaptation/fine_tuning.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why:
-- A BatchNorm with `trainable = False` is in evaluation mode by that, and its running statistics
-  stay. Dropout is not: the call has to say `training=False`, as it does here. In PyTorch freezing
-  (`requires_grad`) and evaluation mode (`eval()`) are two things for every layer.
-- Keras 3's Dense has LoRA, `enable_lora`; legacy Keras has none, nor has PyTorch, where it is a
-  parametrization. Both form the sum of kernel and product in each call.
-- `enable_lora` freezes the kernel, and no bias: all the rest is frozen here, too.
-
-When it helps and when it hurts: a frozen backbone helps where there are few labels and the new data
-is like the old; stored features make an epoch almost free. Both hurt where the features do not fit:
-then everything must learn, or LoRA. LoRA saves the optimizer's state and the stored gradients of
-the weights. It saves neither activations nor much time.
+When it helps and when it hurts: a frozen backbone helps where labels are few and the new data is
+like the old. Stored features make an epoch almost free. Both hurt where the features do not fit:
+then everything must learn, or use LoRA. LoRA saves the optimizer's state and the gradients of the
+weights. It saves neither activations nor much time.
 
 Run it alone: `python -m tf_impl.adaptation.fine_tuning` prints time and accuracy of each.
 

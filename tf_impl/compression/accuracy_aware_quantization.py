@@ -4,22 +4,18 @@
     print(search.as_json())  # which layer costs what, and which stay in float
 
 What it changes: which layers of `post_training_quantization.py` are in integers. Each layer is
-rounded by itself, with all others in float, and the error of the predictions is its sensitivity.
-Then the most sensitive layer stays in float, then the next one too, until the error is small
-enough: a greedy search, as that of Intel's Neural Compressor and of NNCF. It asks for as many
-quantized models as there are layers, and for one more with each layer that is kept.
+rounded by itself, with all others in float. The error of the predictions is its sensitivity. Then
+the most sensitive layer stays in float, then the next one too, until the error is small enough.
+This is a greedy search, as in Intel's Neural Compressor and in NNCF. It needs as many quantized
+models as there are layers, and one more for each layer that is kept.
 
-Its twin: `pt_impl/compression/accuracy_aware_quantization.py`.
+Its twin: `pt_impl/compression/accuracy_aware_quantization.py`, which says where the frameworks
+differ.
 
-Where the frameworks differ and why: layers are named by what they give here, and excluded
-by LiteRT's debugger; in PyTorch by their modules, and excluded by torchao's quantizer. LiteRT and
-ONNX Runtime round what a layer reads and what it gives, so an outlier costs the layer that makes it
-and the layer that reads it; torchao rounds what a layer reads.
-
-When it helps and when it hurts: a few values that are far larger than the rest take the whole grid
-of their tensor, and all others become zero; one layer in float repairs it. It hurts where every
-layer loses a little: then many stay in float, and quantization-aware training is what helps. Judge
-by samples that were not used to calibrate.
+When it helps and when it hurts: it helps where a few values are far larger than the rest: they take
+the whole range of their tensor, and all others become zero. One layer in float repairs it. It hurts
+where every layer loses a little: then many stay in float. Quantization-aware training helps there.
+Judge by samples that were not used to calibrate.
 
 Run it alone: `python -m tf_impl.compression.accuracy_aware_quantization` prints what a planted
 outlier does to each layer.

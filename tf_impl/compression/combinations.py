@@ -4,24 +4,20 @@
     rounded = prepare_qat(pruned, x, weight_bits=8)  # quantization_aware_training.py
     step = make_sparse_train_step(rounded, optimizer, loss_fn)  # leaves zeros zero
 
-What it changes: a trained model on its way to a small file, in stages, each of which starts with
-what the one before has left. Pruning makes most weights zero; quantization-aware training rounds
-what remains to 8 bits, and must not wake the zeros: here the gradient of a weight that is zero is
-zero, too. Or a larger model teaches this one first (`distillation.py`), which is then rounded. A
-zero is a zero on any grid that is symmetric, so a file of integers has the zeros of the weights.
+What it changes: a trained model becomes a small file in stages. Each stage starts from the one
+before. Pruning makes most weights zero. Quantization-aware training then rounds the rest to 8 bits.
+The gradient of a zero weight is zero here, so zeros stay. Or a larger model teaches this one first
+(`distillation.py`), which is then rounded. A zero is a zero on any symmetric grid, so a file of
+integers keeps the zeros of the weights.
 
-Its twin: `pt_impl/compression/combinations.py`.
+Its twin: `pt_impl/compression/combinations.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: here gradients are values, multiplied with masks on
-their way to the optimizer; PyTorch's stand on the parameters and are masked in place. TensorFlow
-Model Optimization has another scheme that keeps zeros ("PQAT"), for 8 bits alone; a masked
-gradient does the same for any width.
-
-When it helps and when it hurts: where a model is sent compressed or has to fit: zeros and narrow
-numbers add up, since a compressor packs both. Both runtimes multiply zeros like other numbers. The
-order matters: prune first, while weights can still move, and round last, since rounding needs final
-ranges. It hurts where each stage spends the accuracy that the next one needs: look at each. For
-speed alone, quantize and leave the zeros out, or remove whole channels (`structured_pruning.py`).
+When it helps and when it hurts: it helps where a model is sent compressed or has to fit: zeros and
+narrow numbers add up, since a compressor packs both. It gains no speed from zeros: both runtimes
+multiply them. For speed only, quantize without pruning, or remove whole channels
+(`structured_pruning.py`). The order matters. Prune first, while weights can still move. Round last,
+since rounding needs final ranges. It hurts where a stage spends the accuracy that the next one
+needs: look at each stage.
 
 Run it alone: `TF_USE_LEGACY_KERAS=1 python -m tf_impl.compression.combinations` prints accuracy,
 size and zeros of the file of each stage.

@@ -6,24 +6,20 @@
         soft = soft_loss(output, target, temperature=4.0)
         loss = alpha * soft + (1 - alpha) * loss_fn(output, y)
 
-What it changes: the loss. Beside the labels, the student follows the teacher's probabilities, both
+What it changes: the loss. The student learns from the labels and from the teacher's probabilities,
 softened by a temperature T: T^2 KL(softmax(teacher / T) || softmax(student / T)) (Hinton, Vinyals
-and Dean, 2015, section 2). T^2 keeps the size of the soft gradient where T changes.
-`make_train_step` runs the teacher in every step, `make_stored_train_step` reads what `store_logits`
-has computed before; `fit` has the mixin `DistilledTraining`.
+and Dean, 2015, section 2). T^2 keeps the size of the soft gradient where T changes. The teacher
+stays as it was. `make_train_step` runs it in every step. `make_stored_train_step` reads what
+`store_logits` has computed before.
+- For `fit` there is a mixin, `DistilledTraining`.
 
-Its twin: `pt_impl/compression/distillation.py`.
-
-Where the frameworks differ and why: Keras's `KLDivergence` takes probabilities and clips them to
-[1e-7, 1]. The student's logarithms, which tutorials hand it, are below zero: all are clipped to one
-value, and the gradient is zero, however plausible the loss. So the sum over logarithms is written
-out here. `keras.distillation.Distiller` clips, too, and makes the teacher untrainable for good.
+Its twin: `pt_impl/compression/distillation.py`, which says where the frameworks differ.
 
 When it helps and when it hurts: it helps a student that must be small, most with few labels or none
-(alpha 1). Without random augmentation the teacher says the same in every epoch: store it. With it,
-the teacher has to see just what the student sees (Beyer et al., 2021), at the cost of its forward
-pass in every step. It hurts where the teacher is no better than the student, or far above it (Cho
-and Hariharan, 2019). No T and alpha are right everywhere.
+(alpha 1). Without random augmentation the teacher says the same in every epoch: store it. With
+augmentation the teacher has to see just what the student sees (Beyer et al., 2021), which costs its
+forward pass in every step. It hurts where the teacher is no better than the student, or far better
+(Cho and Hariharan, 2019). No T and alpha are right everywhere.
 
 Run it alone: `python -m tf_impl.compression.distillation` prints a student alone, with a teacher in
 every step, and with stored logits.

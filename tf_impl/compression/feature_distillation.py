@@ -4,25 +4,19 @@
     output, features = taught(x, training=True)
     loss = loss_fn(output, y) + weight * tf.reduce_mean(tf.square(features - target))
 
-What it changes: the loss. Beside the labels, the output of a layer of the student is drawn to that
-of a layer of the teacher (FitNets: Romero et al., 2014, "Hints for Thin Deep Nets"). The student is
-thinner than the teacher, so a regressor, trained along with it, widens its features; it is dropped
-afterwards. FitNets learns first the features, then logits (`distillation.py`); here labels and
-features are learned in one stage, as is usual today. The teacher stays as it was.
+What it changes: the loss. The output of a student's layer is also drawn to that of a teacher's
+layer (FitNets: Romero et al., 2014, "Hints for Thin Deep Nets"). The student is thinner, so a
+regressor widens its features. It is trained along and dropped afterwards. FitNets learns first
+features, then logits (`distillation.py`). Here labels and features are learned in one stage, as is
+usual today. The teacher stays as it was.
 
-Its twin: `pt_impl/compression/feature_distillation.py`.
-
-Where the frameworks differ and why: Keras finds layers in the graph of a functional or Sequential
-model: those of the first level, not those within a nested model. A subclassed model has no graph
-and is refused. A hook in PyTorch catches the output of any module. A Keras model of the layers up
-to the teacher's leaves out those behind it. Channels are last in images here and second there.
-Keras 3's own `keras.distillation.FeatureDistillation` has no regressor.
+Its twin: `pt_impl/compression/feature_distillation.py`, which says where the frameworks differ.
 
 When it helps and when it hurts: it helps thin and deep students, which are hard to train from their
-output alone, and tasks without logits (regression, embeddings). Each step costs the teacher's pass;
-features are too large to store for most data. It hurts where the layers do not correspond: too deep
-a pair regularises the student away from its own solution (FitNets, section 2.2). The scale of
-features differs between models and layers, so `weight` needs a search.
+output only. It also helps tasks without logits: regression, embeddings. Each step costs the
+teacher's pass. Features are too large to store for most data. It hurts where the layers do not
+correspond: too deep a pair holds the student back (FitNets, section 2.2). The scale of features
+differs between models and layers, so `weight` needs a search.
 
 Run it alone: `python -m tf_impl.compression.feature_distillation` prints a student alone and with
 features.

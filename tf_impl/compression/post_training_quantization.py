@@ -6,20 +6,16 @@
 
 What it changes: the numbers that a trained model computes with. A float tensor becomes integers and
 a scale, q = round(x / scale) + zero point (Jacob et al., 2018, arXiv:1712.05877). Static: weights
-and activations, whose ranges come from calibration data. Dynamic: weights; each activation is
-quantized when it is there, by its own range. ONNX Runtime's own tool does the static kind, too.
+and activations, whose ranges come from calibration data. Dynamic: weights, and each activation by
+its own range at run time. ONNX Runtime's tool does the static kind, too.
 
-Its twin: `pt_impl/compression/post_training_quantization.py`.
+Its twin: `pt_impl/compression/post_training_quantization.py`, which says where the frameworks
+differ.
 
-Where the frameworks differ and why: the runtime here is LiteRT, which interprets a file that
-TensorFlow's converter has written; there it is TorchInductor, which compiles. Activations are
-signed here and unsigned there. Dynamic quantization covers convolutions here, but no kernel of
-fewer than 1,024 weights; there linear layers of any size and nothing else.
-
-When it helps and when it hurts: on a CPU with units for int8 (VNNI, AMX), static int8 is two to
-four times as fast where convolutions and matrix products dominate; without them it can be slower.
+When it helps and when it hurts: on a CPU with units for int8 (VNNI, AMX) static int8 is two to four
+times as fast where convolutions and matrix products dominate. Without these units it can be slower.
 Weights shrink to a quarter. It hurts where few values are far larger than the rest, and where
-calibration data is not like what comes later: compare accuracy before it is deployed.
+calibration data is not like what comes later. Compare accuracy before you deploy.
 
 Run it alone: `python -m tf_impl.compression.post_training_quantization` prints time, size and
 accuracy.

@@ -6,21 +6,16 @@
     model = finalize_pruning(model)  # after training
 
 What it changes: kernels of dense and convolution layers are multiplied with masks of zeros and ones
-in every forward pass. Every `frequency` steps these are made anew with a share of zeros that rises
-fast at first, while there is much to spare (Zhu and Gupta, 2017, section 3). What stays are the
-weights of largest magnitude: of each layer, or of all together (`apply_global_pruning`).
+in every forward pass. Every `frequency` steps the masks are made anew. Their share of zeros rises
+fast at first and slowly later (Zhu and Gupta, 2017, section 3). The weights of largest magnitude
+stay: of each layer, or of all together (`apply_global_pruning`).
 
-Its twin: `pt_impl/compression/pruning.py`.
+Its twin: `pt_impl/compression/pruning.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: Keras 3 has no pruning, so the layers' `call` reads masked
-kernels here, and gradients are masked, as by `torch.nn.utils.prune`. In tf_keras TensorFlow Model
-Optimization (tfmot) wraps layers, and masks in the forward pass alone: a step moves pruned weights,
-and such a one may return when the masks are next made. tfmot can choose layers by what a runtime
-has sparse kernels for (`apply_latency_pruning`, here alone). All round alike and keep all that tie.
-
-When it helps and when it hurts: a file compresses better, and sparse computing needs it. Alone it
-makes nothing faster or smaller: zeros in a dense tensor are multiplied like other numbers. Leave
-steps for recovery after `end_step`. Global magnitude can empty a whole layer.
+When it helps and when it hurts: it helps a file to compress better, and it comes before sparse
+computing (`sparse_inference.py`). By itself it makes nothing faster or smaller: zeros in a dense
+tensor are multiplied like other numbers. Leave steps for recovery after `end_step`. Global
+magnitude can empty a whole layer.
 
 Run it alone: `python -m tf_impl.compression.pruning` prints the dense model against 80% and 95% of
 zeros.

@@ -4,24 +4,20 @@
     content = convert_qat(model, images[:256])  # int8, for LiteRT
     pathlib.Path("model.tflite").write_bytes(content)
 
-What it changes: in the forward pass each convolution and dense layer multiplies rounded numbers.
-A weight w becomes s * clamp(round(w / s), -n, n) with n = 2**(weight_bits - 1) - 1 and s = max|w| /
-n of its output channel in this very step. Activations have 8 bits, a scale and a zero point for
-each tensor, whose range is a moving average over batches. The gradient passes the rounding as if
-it were not there, and is zero where a value was clipped (straight-through estimator; Jacob et al.,
-2018, arXiv:1712.05877).
+What it changes: each convolution and dense layer multiplies rounded numbers in the forward pass. A
+weight w becomes s * clamp(round(w / s), -n, n) with n = 2**(weight_bits - 1) - 1 and s = max|w| / n
+of its output channel in this step. Activations have 8 bits, and a scale and a zero point for each
+tensor, whose range is a moving average over batches. The gradient passes the rounding as if it were
+not there, and is zero where a value was clipped (straight-through estimator; Jacob et al., 2018,
+arXiv:1712.05877).
 
-Its twin: `pt_impl/compression/quantization_aware_training.py`.
+Its twin: `pt_impl/compression/quantization_aware_training.py`, which says where the frameworks
+differ.
 
-Where the frameworks differ and why: in Keras 3 layers of a copy compute with TensorFlow's fake
-quantization; TensorFlow Model Optimization (tfmot) has no Keras 3 and wraps the layers of a
-tf_keras model. torchao works on a graph of operators. Here the converter folds BatchNorm into the
-rounded kernel, there the folded kernel is rounded. Weights of at most 4 bits are int4 here, on a
-grid of 15 values, and slower than int8; there all are int8. The last output has 8 bits here.
-
-When it helps and when it hurts: below 8 bits, where rounding trained weights costs accuracy. At 8
-bits rounding alone often loses little: try that first, since a step of this takes up to twice as
-long. It needs a trained model, data with labels, and a learning rate that is not large.
+When it helps and when it hurts: it helps below 8 bits, where rounding trained weights costs
+accuracy. At 8 bits rounding a trained model often loses little: try that first
+(`post_training_quantization.py`). A step takes up to twice as long. It needs a trained model, data
+with labels and a learning rate that is not large.
 
 Run it alone: `python -m tf_impl.compression.quantization_aware_training` prints the accuracy with
 8, 4 and 2 bits, trained on and not.

@@ -3,20 +3,15 @@
     model = apply_two_to_four(model)  # a trained one; train it again, with an optimizer for it
     model = finalize_two_to_four(model)
 
-What it changes: of each four weights of a dense or convolution kernel that read neighbouring inputs
-the two of smaller magnitude are masked, once, and stay masked while the model trains on (Mishra et
-al., 2021, section 4: train, prune once, train again with the same recipe). Of a group that the
-inputs do not fill two weights stay: a kernel of three inputs loses a third, one of two nothing.
+What it changes: of each four weights of a kernel that read neighbouring inputs the two of smaller
+magnitude become zero, once. They stay zero while the model trains on (Mishra et al., 2021, section
+4: train, prune once, train again with the same recipe). Of a group that the inputs do not fill two
+weights stay: a kernel of three inputs loses a third, one of two nothing.
 
-Its twin: `pt_impl/compression/semi_structured_pruning.py`.
+Its twin: `pt_impl/compression/semi_structured_pruning.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: Keras 3 has no pruning, so the layers' `call` reads masked
-kernels here, and gradients are masked, as by `torch.nn.utils.prune`. In tf_keras TensorFlow Model
-Optimization (tfmot) masks variables in the forward pass: steps move masked weights, the next pass
-sets them to zero again. Only PyTorch multiplies the pattern on a GPU; converters keep the zeros.
-
-When it helps and when it hurts: half of the weights by a rule that hardware can use, which costs
-less accuracy than channels do and more than free choice of the same number. On a CPU it buys
+When it helps and when it hurts: it helps where hardware can use the pattern. It costs less accuracy
+than removed channels and more than the same number of freely chosen zeros. On a CPU it buys
 nothing: kernels stay dense tensors.
 
 Run it alone: `python -m tf_impl.compression.semi_structured_pruning` prints the dense model against

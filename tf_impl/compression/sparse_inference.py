@@ -3,22 +3,18 @@
     predict = make_predict(model, min_sparsity=0.9)  # of a pruned, finalized model
     output = predict(x)
 
-What it changes: the kernel of each `Dense` layer with enough zeros is stored as a compressed sparse
+What it changes: the kernel of each dense layer with enough zeros is stored as a compressed sparse
 row (CSR) matrix: the values that are not zero, their columns, and where each row begins. The
-product visits these values alone. Predictions are those of the dense model, up to rounding. A value
+product visits only these values. Predictions are those of the dense model, up to rounding. A value
 costs 8 bytes with its index, 4 when dense: below 50% of zeros the sparse kernel is the larger one.
 
-Its twin: `pt_impl/compression/sparse_inference.py`.
+Its twin: `pt_impl/compression/sparse_inference.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: here dense layers compute otherwise while the graph is traced,
-in any kind of model. There a copy of the model gets other modules, and MKL multiplies.
-`tf.sparse.sparse_dense_matmul`, over coordinates, runs on one thread; TensorFlow's CSR operators
-run on all, and have no layer. Convolutions stay dense on both sides: neither has sparse kernels.
-
-When it helps and when it hurts: on a CPU, from about 90% of zeros on, where layers are large; a
-dense product uses wide vector units on data in order, a sparse one gathers, so at 50% of zeros it
-is the slower one. Whole channels gone (structured pruning) or 2:4 patterns on a GPU suit hardware
-better. It is for prediction: kernels do not train.
+When it helps and when it hurts: it hurts below that: a dense product uses wide vector units on data
+in order, a sparse one gathers. At 50% of zeros it is slower. Whole channels removed
+(`structured_pruning.py`), or 2:4 patterns on a GPU, suit hardware better. It is for prediction: the
+sparse kernels do not train.
+- It helps on a CPU from about 90% of zeros on, where layers are large.
 
 Run it alone: `python -m tf_impl.compression.sparse_inference` prints dense against CSR at several
 sparsities.

@@ -3,23 +3,18 @@
     model = remove_channels(model, x[:2], share=0.5)
     model.compile(tf.keras.optimizers.SGD(0.01), loss)  # a new optimizer; train the model on
 
-What it changes: of the channels that each convolution and dense layer makes, those whose filters
-have the smallest L1 norm go (Li et al., 2017, section 3.1), with their normalisation entries and
-with what later layers would have read of them. Layers that make the same channels (they are added,
-or filtered one by one) lose the same ones: a dependency group (Fang et al., 2023). The result is an
-ordinary dense model. Removing a share s leaves about (1 - s)^2 of the arithmetic and weights.
+What it changes: the channels whose filters have the smallest L1 norm leave each convolution and
+dense layer (Li et al., 2017, section 3.1), with their normalisation and what later layers would
+have read of them. Layers that make the same channels (they are added, or filtered one by one) lose
+the same ones: a dependency group (Fang et al., 2023). The result is an ordinary dense model.
+Removing a share s leaves about (1 - s)^2 of the arithmetic and weights.
 
-Its twin: `pt_impl/compression/structured_pruning.py`.
-
-Where the frameworks differ and why: a functional Keras model's graph says which layer feeds which,
-and the smaller model is a clone with other layer configurations; subclassed models are refused. A
-module is code, which `torch_pruning` traces, and whose `forward` stays over smaller modules.
-`MultiHeadAttention` loses what it reads and gives; `nn.MultiheadAttention` stays whole.
+Its twin: `pt_impl/compression/structured_pruning.py`, which says where the frameworks differ.
 
 When it helps and when it hurts: it makes a model faster on any hardware, in any runtime. It costs
-more accuracy than single weights do at the same share. From a start at random, training the small
-model from scratch is as good (Liu et al., 2019). Kernels gain little where the channels that stay
-no longer fill vector registers: prefer counts that are multiples of 8 or 16.
+more accuracy than single weights do at the same share. Where training starts at random, training
+the small model from scratch is as good (Liu et al., 2019). Kernels gain little where the channels
+that stay no longer fill vector registers: prefer multiples of 8 or 16.
 
 Run it alone: `python -m tf_impl.compression.structured_pruning` prints sizes and times of smaller
 models.

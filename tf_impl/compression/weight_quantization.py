@@ -3,22 +3,15 @@
     model = apply_int8(model, example_inputs)  # a copy
     predict = tf.function(model)
 
-What it changes: what a dense layer reads. Its weights become integers and scales, in float32 again
-where they are multiplied; activations are as they were. int8 has a scale for each output, int4 one
-for each 32 inputs of an output, since 16 levels are too few for a whole row.
+What it changes: the weights of dense layers become integers and scales. They become float32 again
+where they are multiplied. Activations stay as they were. int8 has a scale for each output. int4 has
+one for each 32 inputs of an output, since 16 levels are too few for a whole row.
 
-Its twin: `pt_impl/compression/weight_quantization.py`.
+Its twin: `pt_impl/compression/weight_quantization.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why:
-- Keras has `model.quantize`, which changes a model in place, so that a copy of its layers is
-  needed: models that Keras can rebuild alone. torchao replaces the weight tensors of any module.
-- TensorFlow has no kernel that multiplies 8-bit or 4-bit weights by floats: the graph makes floats
-  of the weights first, once for kernels of at most 100 KiB in float32, else in each call. PyTorch
-  has one for 4 bits on a CPU, which is slow over float32 activations.
-
-When it helps and when it hurts: files and downloads shrink to a quarter or an eighth. Time is saved
-where reading weights takes longest, with one sample and large layers. With many samples the same
-products are made and the conversion comes on top: for speed on a CPU, quantize activations too
+When it helps and when it hurts: files and downloads shrink to a quarter or an eighth. It saves time
+where reading weights takes longest: one sample and large layers. With many samples the conversion
+comes on top of the same products. For speed on a CPU, quantize activations too
 (`post_training_quantization.py`).
 
 Run it alone: `python -m tf_impl.compression.weight_quantization` prints time and size at each

@@ -4,25 +4,16 @@
     predict = shared.runtimes.load_litert(path, threads=1)
     logits = predict(array)  # any number of samples
 
-What it changes: who runs the model. Its operators and weights are written to a file, which ONNX
-Runtime, OpenVINO or LiteRT optimize for the machine and run, with neither TensorFlow nor the
-model's source there. The mathematics stays; results differ by rounding.
+What it changes: who runs the model. Its operators and weights are written to a file. ONNX Runtime,
+OpenVINO or LiteRT optimize it for the machine and run it, without TensorFlow and without the
+model's source. Results differ by rounding.
 
-Its twin: `pt_impl/deployment/export.py`.
+Its twin: `pt_impl/deployment/export.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why:
-- TensorFlow has its graph, which tf2onnx translates; PyTorch has to record one first. tf2onnx
-  writes an operator that ONNX lacks into the file all the same: ONNX's checker finds it.
-- Images go in as in the framework: NHWC here, NCHW there. ONNX's operators know NCHW alone, so that
-  files from here begin with a transposition; LiteRT's know NHWC alone.
-- int8 in ONNX comes from ONNX Runtime's tool on both sides; OpenVINO takes that file.
-- LiteRT (TFLite) is TensorFlow's small runtime, and TensorFlow brings its converter.
-- Keras 3's own `export(format="onnx")` calls tf2onnx too, but opens the batch and no other size.
-
-When it helps and when it hurts: it helps a program that only predicts, which starts at once and
-takes a fraction of the memory, and small models, whose time in a framework is mostly the
-framework's. Training stays behind, and so does what the format cannot say: operators that it lacks.
-Check an export against its model on real data before it is used.
+When it helps and when it hurts: it helps a program that only predicts: it starts at once and needs
+a fraction of the memory. It helps small models, whose time in a framework is mostly the
+framework's. Training stays behind, and so does what the format cannot say: operators that it lacks,
+branches on values. Compare a file with its model on real data before you use it.
 
 Run it alone: `python -m tf_impl.deployment.export` prints the time of each runtime at batch 1.
 

@@ -2,25 +2,18 @@
 
     predict = frozen_predict(model)  # constants, folded by grappler
 
-What it changes: what is computed anew in each call. BatchNorm in evaluation mode is a product and a
-sum for each channel, which the convolution before it can do: its kernel is scaled, its bias moved.
-With variables that have become constants, grappler, TensorFlow's optimizer of graphs, computes
-whatever depends on nothing else once, and joins operators.
+What it changes: what is computed anew in each call. With weights that never change, whatever
+depends on nothing else is computed once. BatchNorm in evaluation mode is a product and a sum for
+each channel, which the convolution before it can do: its kernel is scaled, its bias moved.
+- Variables become constants. Then grappler, TensorFlow's optimizer of graphs, folds them and joins
+  operators.
 
-Its twin: `pt_impl/deployment/frozen_inference.py`.
+Its twin: `pt_impl/deployment/frozen_inference.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why:
-- In TensorFlow a graph reads variables; a pass makes constants of them, and grappler does the rest:
-  there is no pass for BatchNorm alone. In PyTorch `torch.fx` folds BatchNorm without a compiler,
-  and `freezing` is an option of TorchInductor.
-- XLA keeps what it has compiled in a folder that
-  `TF_XLA_FLAGS=--tf_xla_persistent_cache_directory=...` names before the first program; there is no
-  call for it. TorchInductor's cache is saved and loaded by calls.
-- Repeated blocks are compiled one by one in `compilation.py`, `apply_compile(blocks=...)`.
-
-When it helps and when it hurts: it helps convolutions with BatchNorm, and small models, where each
+When it helps and when it hurts: it helps convolutions with BatchNorm, and small models, where an
 operator costs more than its arithmetic. It hurts where weights still change: predictions are those
-of the weights at the first call. Nothing is compiled, so the first call is soon there.
+of the weights at the first call.
+- Nothing is compiled, so the first call is fast.
 
 Run it alone: `python -m tf_impl.deployment.frozen_inference` prints time and first call of each.
 

@@ -3,25 +3,19 @@
     path = export_package(model, example_inputs, "model")  # a folder
     predict = load_package(path, threads=1)  # arrays in and out, any number of samples
 
-What it changes: what stands between the model and its kernels. In place, XLA makes one program of
-the model. A SavedModel is the traced graph with its weights in a folder, which TensorFlow, TF
-Serving or TensorFlow.js load and run without the model's source. Results differ by rounding.
+What it changes: what runs between the model and its kernels. In place, XLA makes one program of the
+model. A SavedModel is the traced graph with its weights in a folder. TensorFlow, TF Serving or
+TensorFlow.js run it without the model's source. Results differ by rounding.
 
-Its twin: `pt_impl/deployment/native_export.py`.
+Its twin: `pt_impl/deployment/native_export.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why:
-- A SavedModel is a graph for any machine, which is optimized when it is loaded. AOTInductor's
-  package is machine code for the CPU that made it, and holds it and the weights.
-- XLA in place gets the weights as arguments, so that it cannot fold BatchNorm into them, and
-  compiles for every batch size. PyTorch freezes them into constants.
-- Threads are those of the process, fixed before TensorFlow's first operation.
-- TorchScript is PyTorch's; here `tf.function` traces. TensorRT inside of TensorFlow (TF-TRT) is out
-  of its builds since 2.18; Torch-TensorRT is a package.
-
-When it helps and when it hurts: a SavedModel helps where TensorFlow serves: it fixes what the model
-was, and needs no Python source. It is no faster than the graph that it holds, and starts as slowly
-as TensorFlow does. XLA helps on a GPU and where many small operators follow each other; on a CPU
-its convolutions are slower than oneDNN's. Where TensorFlow need not be there, see `export.py`.
+When it helps and when it hurts: where the framework need not be installed, use
+`deployment/export.py`.
+- A SavedModel helps where TensorFlow serves: it fixes what the model was, and needs no Python
+  source.
+- It is no faster than the graph that it holds, and starts as slowly as TensorFlow does.
+- XLA helps on a GPU and where many small operators follow each other. On a CPU its convolutions are
+  slower than oneDNN's.
 
 Run it alone: `python -m tf_impl.deployment.native_export` prints `tf.function` against the others.
 

@@ -3,21 +3,18 @@
     predict = make_predict(model)  # bfloat16
     output = predict(x)  # in float32
 
-What it changes: convolutions and matrix products of a prediction read and write bfloat16 or
-float16. The weights stay float32 and are cast in every call; the output is float32. Nothing of the
-model changes, so it can go on training.
+What it changes: convolutions and matrix products of a prediction compute in bfloat16 or float16.
+The weights stay float32 and are cast in every call. The output is float32. The model can go on
+training.
 
-Its twin: `pt_impl/deployment/reduced_precision.py`.
-
-Where the frameworks differ and why: Keras decides per layer while the graph is traced, autocast per
-operator while it runs, as in training (`train_step/mixed_precision.py`). Layers that may not round
-keep float32 here by their policy, there since autocast leaves their operators alone.
+Its twin: `pt_impl/deployment/reduced_precision.py`, which says where the frameworks differ.
 
 When it helps and when it hurts: it helps where the hardware computes in the dtype (CUDA, CPUs with
 AVX512-BF16 or AMX) and batches are large. It hurts single samples, which pay for the casts, and
-CPUs that emulate the dtype. A model built under the policy "bfloat16" holds its weights so and
-halves their memory, and rounds statistics and normalisation too. A file for another runtime is
-faster still (`export.py`, `native_export.py`).
+CPUs that emulate the dtype. A file for another runtime is faster still (`export.py`,
+`native_export.py`).
+- A model built under the policy "bfloat16" halves the memory of its weights, but rounds statistics
+  and normalisation too.
 
 Run it alone: `python -m tf_impl.deployment.reduced_precision` prints float32 against bfloat16.
 

@@ -4,26 +4,16 @@
     best, *others = search(make, samples)  # measures some settings on this machine
     server = serve(make, samples[0], processes=best.setting.processes, threads=...)
 
-What it changes: how many threads an operator is spread over, and how many predictions (or train
-steps) are computed at once. Results are the same but for the order of additions.
+What it changes: how many threads compute an operator, and how many predictions (or train steps) run
+at once. Results are the same but for the order of additions.
 
-Its twin: `pt_impl/deployment/serving_threads.py`.
+Its twin: `pt_impl/deployment/serving_threads.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why:
-- All callers share the two pools of the process here. In PyTorch every thread that calls a model
-  brings a team of OpenMP threads, so that callers multiply threads.
-- Both pools are made once here, at the first operation, and keep their size; in PyTorch that of
-  an operator's threads can be changed at any time.
-- The pool between operators runs a graph's operators here, also those of one caller, so it gets a
-  thread for each request at once. In PyTorch hardly anything uses it.
-- As installed there is a thread for each logical core here, and for each physical one there. Both
-  follow an affinity that is set before the import, and neither a quota.
-
-When it helps and when it hurts: a pool that ignores a quota is throttled, all of its threads
-together, so the quota's size helps wherever there is one. One sample of a small model is fastest on
-one thread or few: operators end before threads have met. Many callers are served by an instance a
-core, at the price of the model's memory in each. It hurts a large model: one instance on all cores
-answers each caller sooner, and its caches hold one copy of the weights. So `search` measures it.
+When it helps and when it hurts: a pool that ignores a quota is throttled, all threads together. So
+the quota's size helps wherever there is a quota. One sample of a small model is fastest on one
+thread or few: operators end before threads have met. Many callers are served best by an instance a
+core. Each instance holds the model in memory. A large model does better with one instance on all
+cores. So `search` measures some settings.
 
 Run it alone: `python -m tf_impl.deployment.serving_threads` searches with four convolutions.
 

@@ -3,23 +3,17 @@
     print(find_bottleneck(step, batches))  # a verdict, and the lines that say why
 
 What it changes: nothing. It profiles the step and names one of input, overhead, arithmetic, memory
-bandwidth, memory size and communication, from the shares of the step's time and what operators do
-in it. A step whose time goes to products and convolutions is healthy: a cheaper computation is all
-that is left. `twinbench diagnose` runs it, and adds the techniques that were measured to help.
+bandwidth, memory size and communication. It decides by the shares of the step's time and by what
+operators do in it. A step whose time goes to matrix products and convolutions is healthy: only
+cheaper computation helps it. `twinbench diagnose` runs it, and adds the techniques that were
+measured to help.
 
-Its twin: `pt_impl/diagnosis/bottleneck.py`.
+Its twin: `pt_impl/diagnosis/bottleneck.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why:
-- Python in a graph is an operator (`EagerPyFunc`), what reads a result after the graph is a gap. In
-  PyTorch a value that a step reads (`.item()`) is an operator of its own.
-- A graph's small operators cost about a microsecond each beside themselves, where PyTorch
-  dispatches them from Python: a tiny model has less overhead here. A step without `tf.function` has
-  more.
-
-When it helps and when it hurts: it says what to try first. The shares and limits are in
-`shared/bottlenecks.py`; a step near a limit has two bottlenecks, so look at all shares. It says
-what holds this machine back, with this batch: another batch size has another bottleneck. It is as
-wrong as its names where one operator does everything, such as a fused kernel of the user's own.
+When it helps and when it hurts: it says what to try first. The limits are in
+`shared/bottlenecks.py`. A step near a limit has two bottlenecks, so look at all shares. It is about
+this machine and this batch: another batch size has another bottleneck. It is wrong where one
+operator does everything, such as a fused kernel of the user's.
 
 Run it alone: `python -m tf_impl.diagnosis.bottleneck digits-cnn` diagnoses a task of this suite, or
 a file that has a function `make() -> (step, batches)`.

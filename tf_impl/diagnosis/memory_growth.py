@@ -3,24 +3,17 @@
     print(watch_memory(step, batches))  # steady, cache or leak, and how much a round
 
 What it changes: nothing. It takes steps round by round, reads the resident memory after each, and
-judges the line: one that rises to the end is a leak, one that rose and then stays a cache that is
-not given back. It says how much a leak takes with each round, which Python objects are ever more,
-and what the allocators give back when they are asked to.
+judges the line. A line that rises to the end is a leak. One that rose and then stays is a cache. It
+says how much a leak grows a round, which Python objects increase, and what the allocators give back
+when asked.
 
-Its twin: `pt_impl/diagnosis/memory_growth.py`.
-
-Where the frameworks differ and why:
-- A function that is traced anew for every Python number it is called with is the usual leak here:
-  each graph stays. In PyTorch it is a loss that is kept with its graph and all activations.
-- On a GPU TensorFlow's allocator keeps what tensors gave back, and cannot be asked to return it:
-  what counts there is what is in use (`get_memory_info`). PyTorch's cache can be emptied.
+Its twin: `pt_impl/diagnosis/memory_growth.py`, which says where the frameworks differ.
 
 When it helps and when it hurts: it finds a leak of a megabyte a round in 50 rounds, long before the
-machine is full. A round has to be long enough for its leak to show above a page or two, so let a
-round have many steps where the leak is small. Where memory grows and batches have several shapes,
-12 rounds of batches are played three times: what grows with new shapes only is a cache. Any other
-cache that fills for more rounds than are watched looks like a leak: watch more rounds. Counting all
-objects takes some milliseconds a round.
+machine is full. Let a round have many steps where the leak is small: it has to show above a memory
+page or two. A cache that fills for more rounds than are watched looks like a leak: watch more
+rounds. Where batches have several shapes, 12 rounds of batches are played three times. What grows
+only with new shapes is a cache. Counting all objects takes some milliseconds a round.
 
 Run it alone: `python -m tf_impl.diagnosis.memory_growth` watches a step that leaks and one that
 does not.

@@ -2,25 +2,18 @@
 
     print(profile_steps(step, batches))  # a table of parts and operators
 
-What it changes: nothing but the time that the profiled steps take. Steps with and without the
-profiler take turns over the same batches. What the profiler recorded becomes one breakdown, the
-same on both sides: waiting for data, host to device, forward, backward, optimizer, communication,
-the framework between operators, idle. It adds up to the step as it was timed without the profiler:
-what the profiler added is reported (`profiler_cost`), and taken away from the parts.
+What it changes: nothing but the time of the profiled steps. Steps with and without the profiler
+alternate over the same batches. The profile becomes one breakdown with the same parts in both
+frameworks: waiting for data, host to device, forward, backward, optimizer, communication, the
+framework between operators, idle. It adds up to the step as timed without the profiler. What the
+profiler added is reported (`profiler_cost`) and subtracted.
 
-Its twin: `pt_impl/diagnosis/profiling.py`.
+Its twin: `pt_impl/diagnosis/profiling.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: the step is one graph, in which the names of scopes say what an
-operator is for: those of `gradient_tape` are backward, those of an optimizer's class its update.
-Without `tf.function` all count as forward, as do an optimizer of another `name` and a custom
-gradient outside of `tf.name_scope("gradient_tape")`. PyTorch's profiler has ranges of both. What
-XLA compiled is one operator, and is refused. The profiler writes an `XSpace` for TensorBoard; its
-allocations are those of a GPU only.
-
-When it helps and when it hurts: it says which part is worth a technique, before one is tried. Each
-recorded event costs about a microsecond, so a step of many small operators is slower under the
-profiler; that is why its cost stands beside the breakdown. On a CPU nothing crosses to a device.
-"idle" is what the step's thread spent asleep, or waiting for a core that others use.
+When it helps and when it hurts: it says which part of the step is worth a technique, before you try
+one. Each recorded event costs about a microsecond, so a step of many small operators is slower
+under the profiler. Look at its cost. On a CPU nothing crosses to a device. "idle" is time in which
+the step's thread slept, or waited for a core that others use.
 
 Run it alone: `python -m tf_impl.diagnosis.profiling` prints the breakdown of the digits CNN.
 

@@ -4,21 +4,17 @@
         loss = step(x, y)
 
 What it changes: where images are read, decoded, cropped, flipped and normalised, and how they get
-from there to the training loop. All loaders give the same batches: float32 images (n, 224, 224, 3)
-less ImageNet's mean and over its deviation, and int64 labels. Order and crops follow from the seed
-and the epoch (`shared/epochs.py`); each iteration is the next epoch.
+to the training loop. All loaders give the same batches: float32 images, normalised by ImageNet's
+mean and deviation, and int64 labels. Images are (n, 3, 224, 224), in TensorFlow (n, 224, 224, 3).
+Order and crops follow from the seed and the epoch (`shared/epochs.py`). Each iteration is the next
+epoch.
 
-Its twin: `pt_impl/input/folder.py`.
+Its twin: `pt_impl/input/folder.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: tf.data works in threads, without Python: no image moves
-between processes, as it does there. The plainest map is not plain here: unless told not to, tf.data
-makes it parallel, fuses it with the batch and prefetches. Pixels stay float32 after the resize
-here, but in `uint8_loader`; there they are rounded. CMYK files are taken as inverted, as Adobe's
-programs write them, only with its marker here; there all are.
-
-When it helps and when it hurts: it helps where an image takes longer than a call of the map; small
-arrays are better mapped a batch at a time. It takes its share of cores that train.
-`tuned_folder.py` comes closer to the limit of the work itself.
+When it helps and when it hurts: it takes its share of the cores that train. `tuned_folder.py` is
+faster.
+- It helps where an image takes longer than a call of the map. Small arrays are better mapped a
+  batch at a time.
 
 Run it alone: `python -m tf_impl.input.folder` prints samples/s of each loader beside the limit.
 

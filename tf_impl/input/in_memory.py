@@ -3,24 +3,20 @@
     for x, y in vectorised_loader("data", batch_size=128, seed=0):  # data/train_x.npy, train_y.npy
         loss = step(x, y)
 
-What it changes: how samples that are in memory already become batches. The work on one takes
-microseconds, less than what a pipeline does around it, so that what counts is how often anything is
-called: once a sample, or once a batch. Every loader gives the same batches: each image less its
-mean and over its deviation, padded by two pixels and cut to its size again, float32 (n, height,
-width, channels), and int64 labels. Order and shifts follow from the seed and the epoch
-(`shared/epochs.py`); each iteration is the next epoch.
+What it changes: how samples that are in memory already become batches. The work on one sample takes
+microseconds, less than what a pipeline does around it. So it matters how often anything is called:
+once a sample, or once a batch. Every loader gives the same batches: each image less its mean and
+divided by its deviation, padded by two pixels and cropped to its size, in float32, and int64
+labels. Images are (n, channels, height, width), in TensorFlow (n, height, width, channels). Order
+and shifts follow from the seed and the epoch (`shared/epochs.py`). Each iteration is the next
+epoch.
 
-Its twin: `pt_impl/input/in_memory.py`.
+Its twin: `pt_impl/input/in_memory.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: the order of `map` and `batch` decides here whether a sample or
-a batch is worked on; there a Dataset has a method for each. Parallel means threads here, and
-nothing is moved; there it means processes that share the data. tf.data has a cache, in memory or on
-disk, for what comes before it; there a cache is a tensor or a mapped array. `snapshot_loader` has
-no twin: PyTorch stores nothing that a pipeline makes.
-
-When it helps and when it hurts: a batch at a time is many times as fast as a sample at a time, on
-both sides. A cache saves the work that is the same in every epoch, here a standardisation that
-hardly takes longer than to read what is stored; that on disk is read anew in every epoch.
+When it helps and when it hurts: a batch at a time is many times as fast as a sample at a time. A
+cache saves the work that is the same in every epoch. Here that is a standardisation, which hardly
+takes longer than reading what is stored.
+- A cache on disk is read anew in every epoch.
 
 Run it alone: `python -m tf_impl.input.in_memory` prints samples/s of each loader.
 

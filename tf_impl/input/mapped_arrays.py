@@ -5,18 +5,14 @@
         loss = step(x, y)
 
 What it changes: images are decoded once, when the arrays are written. Of an image only the bytes of
-its crop are read; what has been read stays in the page cache, once for all processes. Batches are
-those of `folder.py`, in its order, with its crops.
+its crop are read. What has been read stays in the page cache, once for all processes. Batches,
+order and crops are those of `folder.py`.
 
-Its twin: `pt_impl/input/mapped_arrays.py`.
+Its twin: `pt_impl/input/mapped_arrays.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: NumPy maps the arrays on both sides: tf.data reads files, and
-has no operator that maps one. What it calls here for a crop is Python, which takes turns with
-itself; there processes work apart. The graph resizes the crop here, Pillow there.
-
-When it helps and when it hurts: it helps where decoding is most of the work and memory is ample:
-the arrays take about ten times the space of their JPEG files, and where they don't fit the page
-cache the disk decides. Any sample can be had at once, so that no shuffle buffer is needed.
+When it helps and when it hurts: it helps where decoding is most of the work and memory is ample.
+The arrays need about ten times the space of their JPEG files. Where they don't fit the page cache,
+the disk decides. Any sample can be read at once, so no shuffle buffer is needed.
 
 Run it alone: `python -m tf_impl.input.mapped_arrays` prints samples/s.
 

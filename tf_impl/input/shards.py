@@ -4,23 +4,16 @@
     for x, y in interleaved_loader("shards", batch_size=32, seed=0):
         loss = step(x, y)
 
-What it changes: where samples lie. A folder of small files costs an open, and on a disk or over a
-network a seek, for each; a shard is read in one go. The price is the order: that of the shards is
-drawn for each epoch, and the next sample from a buffer of `shuffle_buffer` that were read. Batches
-are those of `folder.py`: float32 images (n, 224, 224, 3) and int64 labels; a crop follows from the
-seed, the epoch and the sample's row in the folder that the shards were made of.
+What it changes: where samples lie. Each small file of a folder costs an open, and on a disk or over
+a network a seek. A shard is read in one go. The price is the order: that of the shards is drawn in
+each epoch, and the next sample comes from a buffer of `shuffle_buffer` samples. Batches are those
+of `folder.py`. A crop follows from the seed, the epoch and the sample's row in the folder that the
+shards were made of.
 
-Its twin: `pt_impl/input/shards.py`.
-
-Where the frameworks differ and why: shards are TFRecord files here, and tar files there, as the
-webdataset convention has them. Parallel reading means threads here, which read several shards in
-turn into one buffer; there processes have shards, a buffer and a last batch each. The shuffle
-buffer is tf.data's, which draws from its own generator, and from the seed of `tf.random.set_seed`
-where one is set, so that the order differs. Each epoch has the same samples, crops and flips on
-both sides.
+Its twin: `pt_impl/input/shards.py`, which says where the frameworks differ.
 
 When it helps and when it hurts: it helps where opening files is slow. In the page cache a folder is
-as fast. With a buffer smaller than a shard what lies together stays near.
+as fast. With a buffer smaller than a shard, neighbouring samples stay near each other.
 
 Run it alone: `python -m tf_impl.input.shards` prints samples/s of each loader.
 

@@ -3,26 +3,20 @@
     for x, y in tuned_loader("photos", batch_size=32, seed=0):
         loss = step(x, y)
 
-What it changes: what stands between the work on a sample and the training loop. `tuned_loader`
+What it changes: what happens between the work on a sample and the training loop. `tuned_loader`
 keeps two batches of calls in flight on two threads a core, and each call writes its normalised
-image into its place in the batch. `service_loader` has them made by workers of tf.data's service,
-on other machines. The batches are those of `folder.py`, from the same files with the same crops.
+image into its place in the batch. `service_loader` has batches made by workers of tf.data's
+service, on other machines. Batches, files and crops are those of `folder.py`.
 
-Its twin: `pt_impl/input/tuned_folder.py`.
-
-Where the frameworks differ and why: tf.data fuses a map with the batch that follows, so that each
-call copies its image into the batch while the cache still has it; there processes fill a ring of
-batches, because Python's threads take turns. A batch is the caller's to keep here; there it is
-lent. `service_loader` has no twin there, and `threads_loader` none here: every loader of tf.data
-works in threads, and PyTorch's workers are processes of the machine that trains.
+Its twin: `pt_impl/input/tuned_folder.py`, which says where the frameworks differ.
 
 When it helps and when it hurts: it helps where a batch takes long to make, such as one of photos.
-It takes memory for some batches more, and all cores, also those that train. A process that trains
+It takes memory for some more batches, and all cores, also those that train. A process that trains
 on a GPU does better with `tf.config.threading.set_intra_op_parallelism_threads(1)`: TensorFlow
-splits element by element work among all its threads, however small, and tf.data's option against
-it does not reach these operators. The kernel clears the pages of each new batch, unless glibc keeps
-them (MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ above the size of a batch). The service
-helps where other machines have cores to spare; on one it is the same cores, and a copy of each
+splits even small elementwise work among all its threads, and tf.data's option against that does not
+reach these operators. The kernel clears the pages of each new batch, unless glibc keeps them
+(MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ above the size of a batch). The service helps
+where other machines have cores to spare. On one machine it is the same cores, and a copy of each
 batch.
 
 Run it alone: `python -m tf_impl.input.tuned_folder` prints samples/s.

@@ -9,15 +9,11 @@ technique more with each rung, and everything below stays:
 3. clipping: gradients are scaled to a norm of at most 0.5, as is usual for adversarial losses.
 4. compiled: the whole step by XLA.
 
-Its twin: `pt_impl/ladders/domain_adaptation.py`.
+Its twin: `pt_impl/ladders/domain_adaptation.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why:
-- What is compiled: here the whole step by XLA, there two regions and Python between them.
-- Predictions are one graph here and eager there.
-
-When it helps and when it hurts: see the files that this one imports. The step passes both domains
-through the features, so that what makes a step faster counts twice; the pipeline does twice the
-work, too.
+When it helps and when it hurts: each rung helps by its technique: see the files that this one
+imports. The step passes both domains through the features, so what makes a step faster counts
+twice. The pipeline does twice the work, too.
 
 Run it alone: `python -m tf_impl.ladders.domain_adaptation` trains on digits over photos, plain and
 with all rungs but the compiler's.

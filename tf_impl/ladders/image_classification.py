@@ -14,20 +14,12 @@ with each rung, and everything below stays:
 7. pruned: whole channels leave the trained network, which trains on, with all of the above.
 8. int8: static int8 in a file of ONNX Runtime, which predicts from then on.
 
-Its twin: `pt_impl/ladders/image_classification.py`.
+Its twin: `pt_impl/ladders/image_classification.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why:
-- tf.data decodes beside the training by itself, so the plain program does not wait for every photo;
-  a DataLoader has no workers unless told.
-- channels_last is the default here; PyTorch converts the model.
-- What is compiled: here the whole step by XLA, there two regions and Python between them.
-- Predictions before the last rung are one graph here and eager there.
-- A batch is the caller's to keep here. There the tuned pipeline lends it.
-
-When it helps and when it hurts: each rung for what it is made for, see the files that this one
-imports; accumulation costs time and saves memory, an average costs a pass over the weights a step.
+When it helps and when it hurts: each rung helps by its technique: see the files that this one
+imports. Accumulation saves memory and costs time. An average costs a pass over the weights a step.
 Not every rung pays on every machine: leave out those that don't. The order is that of
-`stacking.py`; pruning and integers come last, since training has to be over.
+`stacking.py`. Pruning and integers come last, since training has to be over.
 
 Run it alone: `python -m tf_impl.ladders.image_classification` trains ResNet-18 plain and with all
 rungs but the compiler's, on photos that it writes first.

@@ -9,18 +9,12 @@ one device) takes one technique more with each rung, and everything below stays:
 4. accumulation: a batch in two micro-batches.
 5. data_parallel: replicas with a share of the cores, and of each batch; gradients are summed.
 
-Its twin: `pt_impl/ladders/language_model.py`.
+Its twin: `pt_impl/ladders/language_model.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why:
-- data_parallel is one process with a device for each replica here (MirroredStrategy; on a CPU
-  logical devices, which have to be made before TensorFlow runs). PyTorch starts processes.
-- Gradients are exchanged once, after the last micro-batch; there with each of them.
-- The fused kernel takes one variable at a time here, all weights at once there.
-- Predictions are one graph here and eager there.
-
-When it helps and when it hurts: see the files that this one imports. Replicas on one CPU share what
-one device has already: they gain where its operators do not use all cores, and cost a copy of
-everything each. Checkpointing and accumulation cost time and save memory.
+When it helps and when it hurts: each rung helps by its technique: see the files that this one
+imports. Replicas on one CPU share what one process has already. They gain where its operators do
+not use all cores, and each costs a copy of everything. Checkpointing and accumulation save memory
+and cost time.
 
 Run it alone: `python -m tf_impl.ladders.language_model` trains a small GPT plain and with all
 rungs; with `text-bert` after it, a small BERT.

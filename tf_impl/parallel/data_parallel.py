@@ -5,24 +5,19 @@
     for (x, y), samples in distribute(model, dataset):
         loss = step(x, y, samples)
 
-What it changes: every replica runs forward and backward on its shard of the global batch, gradients
-are summed over all of them, and each applies the same update. Shards are disjoint and complete, and
-a shard counts by its samples, so n replicas train to the weights of one process with the whole
-batch, also where the last batch is smaller. BatchNorm sees each replica's shard, unless
-`synchronised_norm`; dropout draws other masks, in Keras 3 the same on each replica. A loss has to
-be a mean over samples: with class weights, or over the labels that are no padding (`ignore_class`),
-shards with few of them weigh more. Let `loss_fn` divide the sum by the samples instead.
+What it changes: every replica runs forward and backward pass on its part of the global batch,
+gradients are summed over all, and each applies the same update. A part counts by its samples, so n
+replicas train to the weights of one process with the whole batch, also where the last batch is
+smaller. BatchNorm sees each replica's part, unless `synchronised_norm`. Dropout draws other masks.
+A loss has to be a mean over samples. With class weights, or over labels without padding
+(`ignore_index`, in Keras `ignore_class`), parts with few of them weigh more. Let `loss_fn` divide
+the sum by the samples instead.
 
-Its twin: `pt_impl/parallel/data_parallel.py`.
+Its twin: `pt_impl/parallel/data_parallel.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: variables are mirrored where they are made, so
-`apply_data_parallel` calls the function that makes the model within the strategy's scope; DDP goes
-around a model that is there. tf.distribute sums gradients, DDP divides the sum by the replicas.
-Variables are whole on each replica: FSDP has no twin. Keras's own `fit` works under
-MirroredStrategy; that of Keras 3 fails under MultiWorkerMirroredStrategy (keras#20585).
-
-When it helps and when it hurts: it helps where a step is long beside the exchange of gradients,
-2 (n - 1) / n times their size through each link. Replicas on the cores of one CPU gain nothing.
+When it helps and when it hurts: it helps where a step takes long compared with the exchange of
+gradients: 2 (n - 1) / n times their size through each replica's link. Replicas on the cores of one
+CPU gain nothing.
 
 Run it alone: `python -m tf_impl.parallel.data_parallel` trains on one and two replicas.
 `tf_impl/kit/replicas.py` starts the processes, and says how on many machines. Each opens its port

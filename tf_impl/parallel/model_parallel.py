@@ -4,23 +4,18 @@
     step = make_train_step(stages, optimizer, loss_fn, micro_batches=4, schedule="1f1b")
     loss = step(x, y, samples)
 
-What it changes: where layers are and what travels between them. A stage holds layers in a row and
-their optimizer; activations go to the next stage, and their gradients come back. In the plain layer
-split one stage works at a time. A pipeline cuts the batch into micro-batches, so that stages work
-side by side: all forward, then all back (GPipe, Huang et al., 2019), or back as soon as one can be
-(1F1B, Narayanan et al., 2019). Losses and weights are those of one device with the whole batch.
+What it changes: where layers are and what travels between them. A stage holds some layers and their
+optimizer. Activations go to the next stage, and their gradients come back. In the plain layer split
+one stage works at a time. A pipeline cuts the batch into micro-batches, so that stages work at
+once: all forward, then all back (GPipe, Huang et al., 2019), or back as soon as one can be (1F1B,
+Narayanan et al., 2019). Losses and weights are those of one device with the whole batch.
 
-Its twin: `pt_impl/parallel/model_parallel.py`.
+Its twin: `pt_impl/parallel/model_parallel.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: TensorFlow has one process with a device a stage; on a CPU they
-share its memory, nothing is sent. PyTorch has a process a stage. A functional Keras model is a
-graph already: a stage is a copy of the layers in between, made below `tf.device`; PyTorch traces
-the model and cuts the trace. A schedule is one graph with control dependencies here, which says
-what must wait, and the executor runs what is ready; there it is a loop in each process.
-
-When it helps and when it hurts: it helps where a model does not fit into one device; else one, or
-data parallel, is faster. p stages and m micro-batches of even cost idle for (p-1)/(m+p-1) of the
-time. BatchNorm sees a micro-batch at a time in a pipeline; dropout draws other masks.
+When it helps and when it hurts: it helps where a model does not fit into one device. Else one
+device, or data parallel, is faster. p stages and m micro-batches of equal cost idle for
+(p-1)/(m+p-1) of the time. BatchNorm sees one micro-batch at a time in a pipeline. Dropout draws
+other masks.
 
 Run it alone: `python -m tf_impl.parallel.model_parallel` prints one device against two.
 

@@ -4,24 +4,18 @@
     split = apply_tensor_parallel(model, mesh, plan_pairs(model, pairs="block*.up > block*.down"))
     step = make_train_step(split, optimizer, loss_fn, mesh)
 
-What it changes: pairs of dense layers lose none of their arithmetic, but each device has a part of
-it. The first of a pair is split by its outputs, the second by its inputs, so that a device computes
-its part of what lies between them, and one sum over all devices ends the pair; going back there is
-another (Megatron-LM, Shoeybi et al., 2019). In the hybrid each of several replicas is split in this
-way, and takes its part of the batch. Losses and weights are those of one device with the batch.
+What it changes: pairs of dense layers keep their arithmetic, but each device computes a part. The
+first of a pair is split by its outputs, the second by its inputs, and one sum over all devices ends
+the pair. The backward pass has another sum (Megatron-LM, Shoeybi et al., 2019). In the hybrid each
+of several replicas is split so, and takes its part of the batch. Losses and weights are those of
+one device with the whole batch.
 
-Its twin: `pt_impl/parallel/tensor_parallel.py`.
+Its twin: `pt_impl/parallel/tensor_parallel.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: TensorFlow has one process with a device for each part. Its
-variables have a layout (DTensor), and the compiler finds out what travels; PyTorch has a process
-for each, and a plan that names modules. Keras 3's own distribution works with JAX alone: models are
-called without their variables here (`stateless_call`), and DTensor's take their place. Each replica
-holds all of its part here; there the hybrid shards it over the replicas (FSDP2).
-
-When it helps and when it hurts: it helps where layers are wide and devices have the fastest links
-there are: two sums of activations a pair and step, in which all devices wait for one another. The
-other layers are computed by all. The optimizer runs an operation at a time here, which costs most
-of a small model's step. BatchNorm sees the whole batch; dropout draws other masks.
+When it helps and when it hurts: it helps where layers are wide and devices have the fastest links:
+each pair costs two sums of activations a step, in which all devices wait for one another. Every
+device computes the other layers in full. Dropout draws other masks.
+- The optimizer runs one operation at a time, which costs most of a small model's step.
 
 Run it alone: `python -m tf_impl.parallel.tensor_parallel` prints two and four devices against one.
 

@@ -4,27 +4,19 @@
     step = make_augmenting_step(step, policy, generator)  # on the device, a batch at once
     dataset = augmented_dataset(dataset, policy)  # or on the host, in a map of tf.data
 
-What it changes: what a model sees of an image in each epoch, never its figure on the test set.
-Geometry (flips, rotation, zoom, shift) is one bilinear sampling of each image; colour is brightness
-(added), contrast (about the image's mean) and saturation (about its grey). Mixup (Zhang et al.,
-2018, "mixup: Beyond Empirical Risk Minimization") blends two samples and their labels with a share
-of Beta(alpha, alpha); cutmix (Yun et al., 2019) pastes a box of another sample and shares labels by
-area. `draw` gives numbers and `transform` applies them, so both can be looked at.
+What it changes: what a model sees of an image in each epoch, and nothing on the test set. Geometry
+(flips, rotation, zoom, shift) is one bilinear sampling of each image. Colour is brightness (added),
+contrast (about the image's mean) and saturation (about its grey). Mixup (Zhang et al., 2018,
+"mixup: Beyond Empirical Risk Minimization") blends two samples and their labels with a share of
+Beta(alpha, alpha). Cutmix (Yun et al., 2019) pastes a box of another sample and shares labels by
+area. `draw` gives numbers and `transform` applies them.
 
-Its twin: `pt_impl/recipes/augmentation.py`: on the same parameters images agree to float32's
-rounding.
+Its twin: `pt_impl/recipes/augmentation.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: random numbers come from stateless functions of a
-seed. A step takes its seeds from a `tf.random.Generator`, a variable that goes into a checkpoint; a
-`tf.data` pipeline maps in parallel, so there they come from a dataset of random numbers, whose
-place is saved with the iterator. Keras's layers (`RandomRotation`, `MixUp`, ...) draw and apply in
-one. `ImageProjectiveTransformV3` counts in pixels, so samples that are not moved come out bit for
-bit; it does not run under XLA: there, augment before the step. A batch is NHWC here, NCHW there.
-
-When it helps and when it hurts: it gains most where labels are few and the change leaves the label
-true. A digit that is flipped is none, and a six that is rotated far is a nine. Mixup and cutmix
-need longer trainings, and their training loss is no longer comparable. On the host it takes the
-time of the pipeline's threads, on the device that of the step.
+When it helps and when it hurts: it helps most where labels are few and the change leaves the label
+true. A flipped digit is none, and a six that is rotated far is a nine. Mixup and cutmix need longer
+training, and their training loss is no longer comparable. On the host it takes time of the input
+pipeline, on the device time of the step.
 
 Run it alone: `python -m tf_impl.recipes.augmentation` prints accuracies and samples a second.
 

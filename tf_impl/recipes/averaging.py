@@ -5,27 +5,19 @@
     with averaged(model, average):  # for an evaluation
         update_statistics(model, batches)  # of a model with BatchNorm
 
-What it changes: not the training, but the weights that are used after it. An exponential average
+What it changes: the weights that are used after training, not the training. An exponential average
 remembers about 1 / (1 - decay) steps (Polyak and Juditsky, 1992; Tarvainen and Valpola, 2017, "Mean
-teachers", section 2). An equal average is that of SWA, taken once an epoch at the end of a training
-at a rate that does not fall (Izmailov et al., 2018, "Averaging Weights Leads to Wider Optima and
-Better Generalization"). The statistics of BatchNormalization belong to no average:
-`update_statistics` makes them anew from data (section 3.2).
+teachers", section 2). An equal average (SWA) is taken once an epoch at the end of a training at a
+rate that does not fall (Izmailov et al., 2018, "Averaging Weights Leads to Wider Optima and Better
+Generalization"). BatchNorm's statistics are not averaged: `update_statistics` makes them anew from
+data (section 3.2).
 
-Its twin: `pt_impl/recipes/averaging.py`.
+Its twin: `pt_impl/recipes/averaging.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: a Keras optimizer keeps an exponential average itself
-(`use_ema=True`, `ema_momentum`) and writes it over the weights for good; `SwapEMAWeights` swaps it
-in around the evaluations of `fit`. Keras has no equal average, and nothing for
-BatchNormalization. The average here is apart from the optimizer, so that any loop can have it.
-PyTorch's `AveragedModel` holds a copy of the model, which can be called. Both copy the weights at
-the first update and do not correct for it. Keras 3 keeps a biased moving variance, PyTorch an
-unbiased one.
-
-When it helps and when it hurts: an average costs a copy of the weights, a pass over them a step,
-and nothing at inference. It gains most where the rate has not fallen: it does what a falling rate
-does, so together they gain little. With a memory longer than the training it is worse than the last
-weights.
+When it helps and when it hurts: it costs a copy of the weights, a pass over them a step, and
+nothing at inference. It helps most where the learning rate has not fallen. It does what a falling
+rate does, so together they gain little. With a memory longer than the training the average is worse
+than the last weights.
 
 Run it alone: `python -m tf_impl.recipes.averaging` prints accuracies with and without.
 

@@ -5,25 +5,18 @@
     checkpoints.save(step, state, metric)  # within it, as often as you like
 
 What it changes: nothing of the training. A checkpoint is one file with everything that the next
-step depends on: the model's variables, the optimizer's state, the state of the random generator,
-and what the caller adds, such as the place in the data. It is written beside its final name,
-flushed and renamed, so the last good file stays whatever happens. For deployment, or to start
-another training from, less is enough: no optimizer's state (two thirds of the bytes with Adam, half
-with momentum), weights in float16 (half of the rest).
+step depends on: weights, the optimizer's state, the states of random generators, and what the
+caller adds, such as the place in the data. It is written under another name, flushed and renamed,
+so the last good file stays whatever happens. To deploy, or to start another training from, less is
+enough: no optimizer's state (two thirds of the bytes with Adam, half with momentum), weights in
+float16 (half of the rest).
 
-Its twin: `pt_impl/recipes/checkpoints.py`.
+Its twin: `pt_impl/recipes/checkpoints.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: `tf.train.Checkpoint` and the `BackupAndRestore` of `fit` write
-an index and shards, several files that can't be replaced at once, so the file is NumPy's archive
-here, read with `allow_pickle=False`. PyTorch's is `torch.save`'s, read with `weights_only=True`. In
-Keras 3 a layer that draws at random holds its seed as a variable of the model; tf_keras layers draw
-from the operators' own seeds, which no checkpoint holds. The step count and the place in a schedule
-are the optimizer's; in PyTorch they are a scheduler's.
-
-When it helps and when it hurts: it saves what an interruption would cost, and takes the seconds of
-a write, in which the training waits. What comes back is equal bit for bit; whether the next steps
-are is up to the operators: on a GPU only with `tf.config.experimental.enable_op_determinism()`. Do
-not resume from a file in float16: training would go on from rounded weights.
+When it helps and when it hurts: it saves what an interruption would cost. Training waits for the
+seconds of a write. What comes back is equal bit for bit. Whether the next steps are depends on the
+operators. Do not resume from a file in float16: training would go on from rounded weights.
+- On a GPU equal steps need `tf.config.experimental.enable_op_determinism()`.
 
 Run it alone: `python -m tf_impl.recipes.checkpoints` prints bytes and seconds of each kind.
 

@@ -8,15 +8,12 @@ returns a report of a few lines, or raises it (`strict`). `check_data` finds NaN
 values beyond a range, labels that are no class, and classes out of balance. `check_splits` finds
 samples that are in two splits, by a hash of every byte.
 
-Its twin: `pt_impl/recipes/data_checks.py`.
+Its twin: `pt_impl/recipes/data_checks.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: a label that is no class raises here on a CPU and gives a NaN
-loss on a GPU. PyTorch raises on a CPU, ends the process's CUDA context on a GPU, and ignores -100
-in silence. A batch of Keras is (x, y) or (x, y, sample_weight); of PyTorch, (x, y).
-
-When it helps and when it hurts: before the first training on new data. It reads all of it, and
-`check_splits` keeps 16 bytes a sample. What it finds is a fault for sure (NaN, a label that is no
-class) or by your limits (range, balance). Near duplicates and wrong labels it cannot find.
+When it helps and when it hurts: it helps before the first training on new data. It reads all of the
+data, and `check_splits` keeps 16 bytes a sample. It finds sure faults (NaN, a label that is no
+class) and what is beyond your limits (range, balance). It can't find near duplicates and wrong
+labels.
 
 Run it alone: `python -m tf_impl.recipes.data_checks` checks the digits, and with planted faults.
 

@@ -5,18 +5,14 @@
         break
     stopping.restore()  # after the loop
 
-What it changes: when a training ends, and which of its weights are used: those of the best
-evaluation, bit for bit (Prechelt, 1998, "Early Stopping - But When?").
+What it changes: when a training ends, and which weights are used: those of the best evaluation, bit
+for bit (Prechelt, 1998, "Early Stopping - But When?").
 
-Its twin: `pt_impl/recipes/early_stopping.py`.
+Its twin: `pt_impl/recipes/early_stopping.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: Keras has a callback for `fit`
-(`EarlyStopping` with `restore_best_weights`), which this is not: it is for any loop. PyTorch has
-nothing, since its users write the loop.
-
-When it helps and when it hurts: it saves time where a model overfits. Where the validation set is
-small it picks a lucky epoch, whose figure is better than the model is: test on other data. A
-schedule that lowers the rate at the end never gets there.
+When it helps and when it hurts: it saves time where a model overfits. With a small validation set
+it picks a lucky epoch, whose figure is better than the model is: test on other data. A schedule
+that lowers the rate at the end never gets there.
 
 Run it alone: `python -m tf_impl.recipes.early_stopping` prints when a training on few digits ends.
 

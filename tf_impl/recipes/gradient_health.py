@@ -4,20 +4,15 @@
     print(find_unhealthy(norms))  # {} is healthy
 
 What it changes: nothing. `gradient_norms` runs one batch forward and back, and gives the norm of
-the gradient by each layer's parameters, and by the model's output. `find_unhealthy` names the
-layers whose gradient vanishes or explodes (Glorot and Bengio, 2010, "Understanding the difficulty
-of training deep feedforward neural networks"): those a thousand times below the output's or above.
+the gradient by each layer's weights and by the model's output. `find_unhealthy` names the layers
+whose gradient vanishes or explodes (Glorot and Bengio, 2010, "Understanding the difficulty of
+training deep feedforward neural networks"): a thousand times below the output's or above.
 
-Its twin: `pt_impl/recipes/gradient_health.py`.
+Its twin: `pt_impl/recipes/gradient_health.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: a Keras model runs with `training=True`, and its own losses are
-added, as `fit` does; a module runs in the mode that it is in, each part in its own. What a run
-writes is put back: variables here, buffers there. Layers are the paths of variables here; there
-they are modules.
-
-When it helps and when it hurts: before a training, and where the loss does not fall. One batch
-costs a train step. Inputs of hundreds look like explosion: normalise these. That the norms are
-right at the start does not say that they stay so.
+When it helps and when it hurts: it helps before a training, and where the loss does not fall. One
+batch costs a train step. Inputs of hundreds look like explosion: normalise them. Norms that are
+right at the start need not stay so.
 
 Run it alone: `python -m tf_impl.recipes.gradient_health` shows 30 layers, plain and residual.
 

@@ -11,18 +11,12 @@ What it changes: the weights before the first step. Each kernel is drawn anew wi
 - "orthogonal" (Saxe et al., 2014): a matrix that keeps every length; behind a rectifier with `gain`
   = sqrt(2); "default": what this framework's own layers begin with.
 
-Its twin: `pt_impl/recipes/initialization.py`.
+Its twin: `pt_impl/recipes/initialization.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: Keras draws Glorot's uniform kernels and biases of zero, and
-cuts normal distributions off at two deviations; `nn.Linear` and `nn.Conv2d` draw variance
-1 / (3 fan_in), a sixth of He's. Both take the fans of attention and of transposed convolutions
-wrongly. Here fans are what meets in one output, and distributions are whole. Keras's layers hold
-initializers, used when they are built; this writes to built layers.
-
-When it helps and when it hurts: deep networks without normalisation or residuals train with the
-right variance, or not at all. Behind BatchNorm the scale does not matter. Residual branches that
-keep their input's size explode with depth: there `gain` = 1 / sqrt(blocks). Trained weights are
-lost: freeze what is to stay. What models draw by design (0.02 in transformers) is not known here.
+When it helps and when it hurts: it decides whether deep networks without normalisation or residuals
+train at all. Behind BatchNorm the scale does not matter. Residual branches that keep their input's
+size explode with depth: use `gain` = 1 / sqrt(blocks). Trained weights are lost: freeze what is to
+stay. What models draw by design (0.02 in transformers) is not known here.
 
 Run it alone: `python -m tf_impl.recipes.initialization` prints outputs of 30 layers by scheme.
 

@@ -5,21 +5,14 @@
 
 What it changes: nothing. A loss over logits trains with probabilities, too, but a softmax twice
 learns little, and no error says so. `check_loss` compares what the model gives (logits,
-probabilities, log-probabilities) with what the loss takes, told by its value where all classes are
-equally likely. `gradient_by_margin` says what is left of the gradient the more confidently a model
-is wrong; a loss over probabilities loses it.
+probabilities, log-probabilities) with what the loss takes. It tells by the loss's value where all
+classes are equally likely. `gradient_by_margin` says what is left of the gradient the more
+confidently a model is wrong. A loss over probabilities loses it.
 
-Its twin: `pt_impl/recipes/loss_checks.py`.
+Its twin: `pt_impl/recipes/loss_checks.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: Keras's losses take probabilities unless told
-`from_logits=True`, and clip them at 1e-7: of a sample that is wrong by 17 in logits no gradient is
-left. In a graph they look behind a softmax or sigmoid for its logits, and lose nothing, if nothing
-is between: a cast, a reshape, a copy. PyTorch's `CrossEntropyLoss` takes logits alone;
-`log(softmax)` has gradients of NaN from 90 on, and `BCELoss` has none from 17 on. Keras's losses
-are called with the labels first: both orders are known here.
-
-When it helps and when it hurts: one batch, before the first training with a new loss or head. A
-loss that is not a cross-entropy is not judged, and the report says so.
+When it helps and when it hurts: it helps before the first training with a new loss or head. It
+needs one batch. A loss that is no cross-entropy is not judged, and the report says so.
 
 Run it alone: `python -m tf_impl.recipes.loss_checks` prints gradients, and reports of two losses.
 

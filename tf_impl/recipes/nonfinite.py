@@ -4,19 +4,15 @@
     print(find_nonfinite(model, loss_fn, x, y))  # or, of one batch that is at hand
 
 What it changes: nothing. `find_nonfinite` runs one batch forward and back, and names what is NaN or
-infinite first, in the order of cause: the inputs, the variables, the layers as they finish, the
-loss, the gradients from the loss back. `make_checked_step` looks at the loss and the weights after
-every step; where a step ruined them, it puts those of before back and finds the cause.
+infinite first, in the order of cause: the inputs, the weights, the layers as they finish, the loss,
+the gradients from the loss back. `make_checked_step` looks at the loss and the weights after every
+step. Where a step ruined them, it restores those of before and finds the cause.
 
-Its twin: `pt_impl/recipes/nonfinite.py`.
+Its twin: `pt_impl/recipes/nonfinite.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: a Keras layer has no hooks, so its `call` is wrapped while the
-batch runs, eagerly; within a layer's own `tf.function` values are not known. Modules of PyTorch
-have hooks. `tf.debugging.enable_check_numerics` names the operator whose forward pass gives NaN,
-and `torch.autograd.detect_anomaly` the one whose backward pass does; neither sees the inputs first.
-
-When it helps and when it hurts: after a loss that became NaN, in a run that is made again for it. A
-checked step copies all weights and waits for the device: for the run that failed, not for all.
+When it helps and when it hurts: it helps after a loss became NaN, in a run that is made again for
+it. A checked step copies all weights and waits for the device: use it for the run that failed, not
+for all.
 
 Run it alone: `python -m tf_impl.recipes.nonfinite` prints what a checked step costs, and says.
 

@@ -4,24 +4,17 @@
     loss_fn = partial(smoothed_cross_entropy, smoothing=0.1)
     model = add_dropout(model, rate=0.3)
 
-What it changes: what a step minimizes beside the loss. L2 adds weight_decay / 2 times the sum of
-squares to the loss; decoupled decay takes rate x weight_decay of the weights away beside the
+What it changes: what a step minimizes besides the loss. L2 adds weight_decay / 2 times the sum of
+squares to the loss. Decoupled decay takes rate x weight_decay of the weights away, apart from the
 gradient (Loshchilov and Hutter, 2019). Under plain SGD the two are one. Under Adam a penalty's
-gradient is divided by the root of the second moment, so that weights with large gradients decay
-less. Only kernels decay unless more is asked for: biases and norms have nothing to overfit with (He
-et al., 2019, "Bag of Tricks", section 3.1).
+gradient is divided by the root of the second moment, so weights with large gradients decay less.
+Only kernels decay unless more is asked for: biases and norms have nothing to overfit with (He et
+al., 2019, "Bag of Tricks", section 3.1).
 
-Its twin: `pt_impl/recipes/regularization.py`.
+Its twin: `pt_impl/recipes/regularization.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: every Keras optimizer decouples its `weight_decay`, SGD as
-well; PyTorch's `Adam` means L2 by the same word. The optimizer is told what not to decay before it
-is built; PyTorch has parameter groups, at any time. Keras smooths one-hot labels alone; this takes
-class numbers, as `F.cross_entropy` does. Keras's `regularizers.L2(l)` is l times the sum: give it
-weight_decay / 2. Dropout needs a new model over the same layers here, as a Keras model is a graph;
-there it is a hook. A traced step keeps the rates that it was traced with: set them first.
-
-When it helps and when it hurts: it helps where training and validation part: few labels, many
-epochs. Where a model does not yet fit its training data, it hurts. Decay in front of BatchNorm only
+When it helps and when it hurts: it helps where training and validation differ: few labels, many
+epochs. It hurts a model that does not yet fit its training data. Decay in front of BatchNorm only
 raises the effective rate (van Laarhoven, 2017). Smoothed labels make poor teachers (Müller et al.,
 2019). Dropout belongs behind the last BatchNorm, whose variance it shifts (Li et al., 2019).
 

@@ -2,23 +2,14 @@
 
     schedule = apply_cosine(optimizer, steps=epochs * len(batches), warmup=500)
 
-What it changes: the learning rate, from step to step. Each schedule starts from the optimizer's own
-rate, which it takes for the highest one. Linear decay and cosine may warm up; one cycle rises and
-falls; reduction on a plateau looks at a loss, not at the step. `scale_rate` is the rate for another
-batch size.
+What it changes: the learning rate, from step to step. Each schedule takes the optimizer's rate for
+the highest one. Linear decay and cosine may warm up. One cycle rises and falls. Reduction on a
+plateau looks at a loss, not at the step. `scale_rate` is the rate for another batch size.
 
-Its twin: `pt_impl/recipes/schedules.py`.
-
-Where the frameworks differ and why: the optimizer holds the schedule and asks it in every call for
-the rate of its own step count, which is saved with it; PyTorch's scheduler stands beside the
-optimizer, with a `step()` and a state. Where Keras accumulates k batches, steps here are of
-batches. Keras's schedules compute in float32, these in float64, as PyTorch. Momentum is a sum of
-updates here, each with the rate of its own step; PyTorch sums up gradients, which the rate of the
-step multiplies. Under a schedule, twins with momentum drift apart. Keras has no one-cycle schedule,
-and its `ReduceLROnPlateau` is a callback of `fit`; the one here is for any loop.
+Its twin: `pt_impl/recipes/schedules.py`, which says where the frameworks differ.
 
 When it helps and when it hurts: a rate that falls to zero nearly always ends better than a constant
-one, and lets the highest one be larger. Warm-up helps where the first steps would diverge: large
+one, and allows a larger highest rate. Warm-up helps where the first steps would diverge: large
 rates, large batches, Adam's first moments. A run that is stopped early has not yet had its best
 steps. A plateau needs a validation loss that is less noisy than the improvement it waits for.
 

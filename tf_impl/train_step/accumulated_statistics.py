@@ -5,23 +5,18 @@
     with statistics.one_update():
         loss, gradients = accumulator.run(gradients_of, x, y)
 
-What it changes: where a batch is computed in parts (`gradient_accumulation.py`), BatchNorm updates
-its moving mean and variance in each part. Here they move once, by the mean and variance of all
-values of all parts together (Chan et al., 1979). So a layer's momentum means what it means with one
-large batch. Training is the same: each part is still normalised by its own statistics, and so the
-input of every later layer is that of its part. A first layer's statistics are those of one batch.
+What it changes: when BatchNorm updates its running mean and variance. Where a batch is computed in
+parts (`gradient_accumulation.py`), it updates them in each part. Here they move once a step, by the
+mean and variance of all parts together (Chan et al., 1979). So a layer's momentum means what it
+means with one large batch. Training is the same: each part is still normalised by its own
+statistics.
 
-Its twin: `pt_impl/train_step/accumulated_statistics.py`.
-
-Where the frameworks differ and why: a part is traced once for all parts here, so its function says
-when its values have been seen. There a hook sees each layer's values as they come. The moving
-variance is biased in Keras 3 (n), that of PyTorch is not; each keeps its own rule. tf_keras's fused
-kernel gives unbiased variances, pooled as they are: too large by a relative 1/n for a part's n.
+Its twin: `pt_impl/train_step/accumulated_statistics.py`, which says where the frameworks differ.
 
 When it helps and when it hurts: it helps where the momentum was chosen for the whole batch and the
-parts are small: k updates a step forget the past k times as fast, and a variance of few values is
-noisy. It costs some small operators and a copy of its statistics a layer. It does nothing for
-GroupNormalization and LayerNormalization, which keep no statistics.
+parts are small. Otherwise k updates a step forget the past k times as fast, and the variance of few
+values is noisy. It costs some small operators a layer. TensorFlow also copies the layer's
+statistics. It does nothing for GroupNorm and LayerNorm, which keep no statistics.
 
 Run it alone: `python -m tf_impl.train_step.accumulated_statistics` prints how far the statistics of
 4 x 32 samples are from those of 128, with one update and with four.

@@ -2,25 +2,19 @@
 
     model = apply_checkpointing(model, blocks="block*")  # once; the training loop stays as it is
 
-What it changes: a block keeps only its inputs for the backward pass. What it computed on the way to
-its output is freed, and computed again when the gradient gets there, with the seeds and statistics
-of the first time. The numbers are those of the plain model. Of n like blocks, n inputs and one
-inside are alive at most, not n insides (Chen et al., 2016, "Training Deep Nets with Sublinear
-Memory Cost").
+What it changes: what a block keeps for the backward pass: only its inputs. What it computed inside
+is freed, and computed again when the gradient gets there, with the random numbers of the first
+time. The results are those of the plain model. Of n like blocks at most n inputs and the inside of
+one are in memory (Chen et al., 2016, "Training Deep Nets with Sublinear Memory Cost").
 
-Its twin: `pt_impl/train_step/activation_checkpointing.py`.
+Its twin: `pt_impl/train_step/activation_checkpointing.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: a functional Keras model is flat, so a block may be a group of
-layers, which becomes a sub-model of a new model over the same layers. `tf.recompute_grad` alone
-draws other dropout masks in the second run (wrong gradients) and updates BatchNorm twice: here it
-runs in a `keras.StatelessScope` with the state that the first run found. `keras.RematScope` does
-neither, and keeps every layer's input. It repeats all of a block, and has no gradient of a
-gradient; PyTorch can keep some outputs, and has.
-
-When it helps and when it hurts: it helps where activations outweigh parameters, gradients and the
-optimizer's state: deep models, long sequences, large batches. It costs up to a third of a step's
-arithmetic. Small blocks save nothing, since each keeps its input; nor does one block around all.
-The executor runs what is ready in its own order, so the peak differs between processes: measure it.
+When it helps and when it hurts: it helps where activations need more memory than parameters,
+gradients and optimizer: deep models, long sequences, large batches. It costs up to a third of a
+step's arithmetic. Small blocks save nothing, since each keeps its input. One block around
+everything saves nothing either.
+- The executor runs what is ready in its own order, so the peak differs between processes: measure
+  it.
 
 Run it alone: `python -m tf_impl.train_step.activation_checkpointing` compares no blocks recomputed,
 every other one, and all.

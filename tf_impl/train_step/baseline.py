@@ -2,18 +2,14 @@
 
     step = make_hand_written_step(model, optimizer)
 
-What it changes: nothing. `make_hand_written_step` is the custom loop of TensorFlow's own guides,
-`make_fit_loop` Keras's `fit`, so that the kit's `training.make_train_step` can be shown to cost
-nothing over either.
+What it changes: nothing. `make_hand_written_step` is the custom loop of TensorFlow's guides, and
+`make_fit_loop` is Keras's `fit`. They show that the kit's `training.make_train_step` costs nothing
+over either.
 
-Its twin: `pt_impl/train_step/baseline.py`.
+Its twin: `pt_impl/train_step/baseline.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: Keras brings a training loop, `fit`, which feeds itself from a
-tf.data pipeline, keeps metrics and calls callbacks after each batch (`make_fit_loop`); PyTorch has
-none.
-
-When it helps and when it hurts: `fit` costs a fixed time for each batch, which small steps feel
-and large ones do not.
+When it helps and when it hurts: `fit` costs a fixed time for each batch. Small steps feel it and
+large ones do not.
 
 Run it alone: `python -m tf_impl.train_step.baseline` compares the kit's step with the hand-written
 one.

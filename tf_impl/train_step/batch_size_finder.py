@@ -3,17 +3,11 @@
     found = find_batch_size("my_training:make_step", budget_bytes=4 << 30)
     found.batch_size  # make_step(batch_size) returned a step without arguments
 
-What it changes: nothing in the model. It tries batch sizes, each in a fresh process, which
-leaves nothing behind. Memory is close to affine in the batch size: after two sizes that differ
-enough, a line says which one fills the budget, and a few more trials confirm it.
+What it changes: nothing in the model. It tries batch sizes, each in a fresh process, so that
+nothing is left behind. Memory grows almost linearly with the batch size. After two sizes that
+differ enough, a line says which size fills the budget, and a few more trials confirm it.
 
-Its twin: `pt_impl/train_step/batch_size_finder.py`.
-
-Where the frameworks differ and why: on a CPU the figure is the peak of resident memory above what
-the imports took, in both; TensorFlow frees gradients within its graph, whose trace takes memory at
-any batch size. On a GPU it is what the framework's allocator gave out
-(`tf.config.experimental.get_memory_info` here, `torch.cuda.max_memory_allocated` there), which
-holds more than that: leave a tenth of the device free.
+Its twin: `pt_impl/train_step/batch_size_finder.py`, which says where the frameworks differ.
 
 When it helps and when it hurts: it helps where samples per second still rise with the batch size.
 Each trial costs an import of the framework. It does not say whether so large a batch trains well.

@@ -3,24 +3,19 @@
     step = compiled_train_step(model, optimizer, loss_fn)  # a whole step, or
     model.compile(..., jit_compile=True, steps_per_execution=10)  # with Keras's own loop, `fit`
 
-What it changes: who runs the operators. Eager, Python asks for one kernel after the other; a
-captured graph runs without Python (`tf.function`); a compiler fuses neighbouring operators into its
-own kernels, which saves trips to memory (XLA: `jit_compile=True`). Results differ by rounding,
-since sums are taken in another order; and XLA draws other dropout masks than a graph from the same
-seeds, with its own algorithm.
+What it changes: who runs the operators. In eager mode Python asks for one kernel after the other. A
+captured graph runs without Python. A compiler also fuses neighbouring operators into its own
+kernels, which saves trips to memory. Results differ by rounding, since sums are taken in another
+order.
+- XLA (`jit_compile=True`) draws other dropout masks than a graph does from the same seeds.
 
-Its twin: `pt_impl/train_step/compilation.py`.
+Its twin: `pt_impl/train_step/compilation.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: XLA makes one program of forward, loss, gradients and update,
-or raises; `torch.compile` makes at least three graphs, and runs in Python what it cannot trace. XLA
-compiles for each shape; torch again, then for any size of an axis. XLA has no modes, no cache on
-disk by default, and needs no C++ compiler. In `fit`, Keras 3's jit_compile="auto" uses XLA on
-machines with a GPU alone; `steps_per_execution` runs that many batches in one graph.
-
-When it helps and when it hurts: it helps elementwise work between products (normalisation, GELU,
-losses, updates) and, on a GPU, many small kernels. On a CPU XLA has its own convolutions, not
-oneDNN's, which can make a CNN slower. The first call compiles: that time over the time saved in a
-step is the break-even.
+When it helps and when it hurts: it helps elementwise work between matrix products: normalisation,
+GELU, losses, updates. On a GPU it also helps many small kernels. Convolutions and matrix products
+gain little: libraries compute them either way. The first calls compile. That time over the time
+saved in a step is the break-even.
+- On a CPU XLA has its own convolutions instead of oneDNN's, which can make a CNN slower.
 
 Run it alone: `python -m tf_impl.train_step.compilation` compares eager with compiled steps.
 

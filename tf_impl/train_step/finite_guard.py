@@ -5,22 +5,18 @@
     guard.check(x, y, *found)  # outside of it, in Python
 
 What it changes: a step whose batch, loss or gradients hold NaN or infinity raises
-FloatingPointError, which says where they are and where to look. Weights and optimizer are then as
-before the step. BatchNorm's moving statistics are not, since the forward pass has changed them:
+FloatingPointError. The error says where they are and where to look. Weights and optimizer are as
+before the step. BatchNorm's running statistics are not, since the forward pass has changed them:
 take those from a checkpoint.
 
-Its twin: `pt_impl/train_step/finite_guard.py`.
+Its twin: `pt_impl/train_step/finite_guard.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: the guard is a branch of the graph: update, or count what is
-not finite. Python reads one flag a step, as the twin does, which waits for a GPU; so Python calls
-the step, not a `tf.function`. In PyTorch, Python reads the flag and then updates. Keras's
-`callbacks.TerminateOnNaN` in `fit` looks at the loss after the weights have changed.
-
-When it helps and when it hurts: it helps where a run turns to NaN and nobody knows since when, and
-where a lost night costs more than the flag. It costs one pass over the gradients and one over the
-inputs. It has to look before clipping, which spreads what is not finite: hand it the gradients as
-they were, and what to apply as `clipped`. Loss scaling in float16 expects infinite gradients and
-skips such steps by itself. Which layer began it, `recipes/nonfinite.py` finds in a second run.
+When it helps and when it hurts: it helps where a run turns to NaN and nobody knows since when. It
+costs one pass over the gradients and one over the inputs. Loss scaling in float16 expects infinite
+gradients and skips such steps by itself. `recipes/nonfinite.py` finds the layer where it began, in
+a second run.
+- The guard has to look before clipping, which spreads what is not finite: hand it the gradients as
+  they were, and what to apply as `clipped`.
 
 Run it alone: `python -m tf_impl.train_step.finite_guard` compares the plain step with it, and
 poisons a batch.

@@ -4,26 +4,21 @@
     # `gradients_of(x, y, share)` takes the gradients of a part: of its mean loss times its share.
     loss, gradients = accumulator.run(gradients_of, x, y)  # within the step's tf.function
 
-What it changes: one step goes through its batch in parts, forward and backward one after another,
-adds up their gradients and updates once. Each part counts by its share of samples, so the sum is
-the gradient of the whole batch's mean loss. Only one part's activations are alive at a time. Not as
-in one large batch: BatchNorm normalises each part by itself and updates its moving statistics in
-each (`accumulated_statistics.py` updates them once); `SpectralNormalization` divides its kernel in
-each; a loss that is no mean over samples, such as a mean over tokens that are not padding, or a
-contrastive one. For `fit` there is a mixin, `AccumulatedTraining`.
+What it changes: one step goes through its batch in parts, adds up their gradients and updates once.
+Each part counts by its share of samples, so the sum is the gradient of the whole batch's mean loss.
+Only one part's activations are in memory at a time. Some results differ from one large batch:
+BatchNorm normalises each part by itself and updates its running statistics in each
+(`accumulated_statistics.py` updates them once). Spectral norm iterates in each part. A loss that is
+no mean over samples differs, too: a mean over tokens without padding, or a contrastive loss.
+- For `fit` there is a mixin, `AccumulatedTraining`.
 
-Its twin: `pt_impl/train_step/gradient_accumulation.py`.
+Its twin: `pt_impl/train_step/gradient_accumulation.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: gradients are values here, and a graph may run whatever is
-ready, so each part has to wait for the sums before it; there `.grad` is the accumulator, and Python
-runs the parts in order. Keras 3's own `gradient_accumulation_steps=k` has another meaning: each
-call of the optimizer is given one part, parts of any size count alike, the sums stay in variables,
-a schedule counts calls, and it fails under MirroredStrategy (keras#20582).
-
-When it helps and when it hurts: it helps where a batch does not fit into memory. Where it fits, it
-saves no time: the same arithmetic in smaller operators. If it makes the batch k times larger, the
-learning rate goes with it: k times for SGD, after a warm-up (Goyal et al., 2017, section 2.1), the
-square root of k for Adam, whose betas and epsilon change too (Malladi et al., 2022).
+When it helps and when it hurts: it helps where a batch does not fit into memory. Where it fits,
+accumulation saves no time: it is the same arithmetic in smaller operators. If it makes the batch k
+times larger, change the learning rate: k times for SGD, after a warm-up (Goyal et al., 2017,
+section 2.1). For Adam it is the square root of k, with other betas and epsilon (Malladi et al.,
+2022).
 
 Run it alone: `python -m tf_impl.train_step.gradient_accumulation` compares 32 samples a step, 128,
 and 4 x 32.

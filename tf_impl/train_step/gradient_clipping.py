@@ -4,24 +4,18 @@
     gradients = tape.gradient(loss, model.trainable_variables)
     gradients = clipper.clip(gradients)  # before optimizer.apply_gradients
 
-What it changes: between gradients and update, all gradients are multiplied by
-min(1, max_norm / norm), where norm is the L2 norm of all of them as one vector (Pascanu et al.,
-2013, "On the difficulty of training recurrent neural networks"). The step keeps its direction.
-`VariableClipper` clips each tensor by its own norm, which bends it.
+What it changes: all gradients are multiplied by min(1, max_norm / norm) before the update. The norm
+is the L2 norm of all of them as one vector (Pascanu et al., 2013, "On the difficulty of training
+recurrent neural networks"). The step keeps its direction. `VariableClipper` clips each tensor by
+its own norm, which bends the step.
 
-Its twin: `pt_impl/train_step/gradient_clipping.py`.
+Its twin: `pt_impl/train_step/gradient_clipping.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: `tf.clip_by_global_norm` is Keras's `global_clipnorm`, all that
-`fit` needs, and PyTorch's `clip_grad_norm_` but for a 1e-6 that PyTorch adds to the norm. Keras's
-LossScaleOptimizer unscales within `apply`, so gradients of a scaled loss are clipped at max_norm *
-`scale`; there `GradScaler.unscale_` comes first. A NaN makes every gradient NaN in both:
-`finite_guard.py` stops such steps. The gradient of an embedding is slices here, one a lookup: its
-norm is that of their sums, which `tf.linalg.global_norm` and Keras's clipping miss.
-
-When it helps and when it hurts: it helps where single batches give gradients far above the usual
-(recurrent networks, transformers early on). Log `step.gradient_norm()` and set max_norm where few
-steps are above: a bound that always binds fixes the length of every step and takes the learning
-rate's part (less so for Adam). It costs two passes over the gradients, whatever the batch.
+When it helps and when it hurts: it helps where single batches give gradients far above the usual:
+recurrent networks, transformers early on. Log `step.gradient_norm()` and set max_norm where few
+steps are above. A bound that always binds fixes the length of every step, as a learning rate does.
+It costs two passes over the gradients, whatever the batch. A NaN makes every gradient NaN:
+`finite_guard.py` stops such steps.
 
 Run it alone: `python -m tf_impl.train_step.gradient_clipping` compares the plain step with both.
 

@@ -3,24 +3,15 @@
     compile_keras(model, optimizer, loss_fn)
     step, predict = make_train_step(model), make_predict(model)  # or model.fit, model.predict
 
-What it changes: who runs the loop. Model, optimizer, loss and loop are Keras's, and the
-backend computes. Weights go from one backend to the other by `get_weights` and `set_weights`, or by
-one file of `save_weights`, with nothing to transpose.
+What it changes: who runs the loop. Model, optimizer, loss and loop are Keras's, and the backend
+computes. Weights go from one backend to the other by `get_weights` and `set_weights`, or by one
+file of `save_weights`. Nothing has to be transposed.
 
-Its twin: `pt_impl/train_step/keras_backend.py`, whose text is the same but for the backend.
+Its twin: `pt_impl/train_step/keras_backend.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why:
-- Keras runs a step as a graph (`tf.function`) on TensorFlow, and eagerly on PyTorch. On a GPU it
-  has TensorFlow compile that with XLA unless told not to; it never compiles on PyTorch unless told.
-- `compiled=True` makes one program of the step with XLA here. There it is `torch.compile` of
-  Keras's step, with graph breaks at `loss.backward()` and where Keras's own code can't be traced.
-- Keras keeps images and kernels in TensorFlow's layout on either backend. On PyTorch each
-  convolution sees a transposed view of its input and of its kernel.
-- TensorFlow is the default backend: KERAS_BACKEND need not be set.
-
-When it helps and when it hurts: it helps where one source has to run in both frameworks, or where a
-loop by hand has nothing to add. It costs a fixed time for each step (data handed over, metrics, the
-loss read on the host), which small models feel and large ones do not.
+When it helps and when it hurts: it helps where one source has to run in both frameworks.
+- It costs a fixed time a step: data is handed over, metrics are kept, the host reads the loss.
+  Small models feel that and large ones do not.
 
 Run it alone: `python -m tf_impl.train_step.keras_backend` compares the native step with Keras's.
 

@@ -4,22 +4,17 @@
     optimizer = scaler.wrap(optimizer)  # whose update unscales, and skips what overflows
     scaled = scaler.scale(loss)  # within the tape: the loss to take gradients of
 
-What it changes: float16 holds 6e-8 to 65,504 only, and a gradient is often smaller. So the loss is
-multiplied by a scale before gradients are taken, which multiplies all of them, and they are divided
-by it before the update. A step whose gradients overflow changes no weight and halves the scale;
-after many good steps it doubles (Micikevicius et al., 2018, section 3.2). A scale that is a power
-of two rounds nothing.
+What it changes: the loss is multiplied by a scale before gradients are taken, and gradients are
+divided by it before the update. float16 holds 6e-8 to 65,504 only, and a gradient is often smaller.
+A step whose gradients overflow changes no weight and halves the scale. After many good steps the
+scale doubles (Micikevicius et al., 2018, section 3.2). It is a power of two, so it rounds nothing.
 
-Its twin: `pt_impl/train_step/loss_scaling.py`.
+Its twin: `pt_impl/train_step/loss_scaling.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: the scaling is an optimizer around the optimizer here, Keras's
-`LossScaleOptimizer`, and decides inside the graph whether to skip. There `GradScaler` is beside the
-optimizer and asks the device.
-
-When it helps and when it hurts: training in float16 needs it, on GPUs without bfloat16 (Volta,
-Turing) or for its three more bits. bfloat16 and float32 do not: there it costs a pass over all
-gradients and gains nothing. Most CPUs emulate float16, for tests only. Clip gradients at the bound
-times `scaler.gradient_scale()`: they are scaled until the update.
+When it helps and when it hurts: training in float16 needs it: on GPUs without bfloat16 (Volta,
+Turing), or for float16's three more bits. bfloat16 and float32 don't need it. There it costs a pass
+over all gradients and gains nothing. Most CPUs emulate float16, which is for tests only.
+- Clip gradients at the bound times `scaler.gradient_scale()`: they are scaled until the update.
 
 Run it alone: `python -m tf_impl.train_step.loss_scaling` prints a scale that is too high come down.
 

@@ -3,24 +3,17 @@
     model = apply_memory_format(model, memory_format="channels_first")  # before the optimizer
     x = convert_batch(x, memory_format="channels_first")  # each batch
 
-What it changes: the order of the axes of images, from the input to the last 4-D activation, with
-the layers that depend on it. "channels_last" is (n, height, width, channels), TensorFlow's default,
-and keeps the channels of one pixel side by side; "channels_first" is (n, channels, height, width).
-Weights have one layout for both. Sequences (3-D) and volumes (5-D) stay as they are.
+What it changes: the order of the axes of images, from the input to the last 4-D activation.
+"channels_last" is (n, height, width, channels), TensorFlow's default. "channels_first" is (n,
+channels, height, width). Weights have one layout for both. Sequences (3-D) and volumes (5-D) stay
+as they are.
 
-Its twin: `pt_impl/train_step/memory_format.py`.
-
-Where the frameworks differ and why: a Keras layer has the format in its configuration
-(`data_format`, and the `axis` of BatchNorm), so a built model cannot be switched: it is rebuilt of
-layers whose channel axis is known, and compared. PyTorch converts any model in place, and a
-tensor's strides say its format, under one shape. The default is channels_last here and
-channels_first there, so the row "channels_last" is the baseline again here, and PyTorch's reads
-images as it does.
+Its twin: `pt_impl/train_step/memory_format.py`, which says where the frameworks differ.
 
 When it helps and when it hurts: channels_first is for models and weights that come so, and for GPUs
-without tensor cores. On a GPU grappler's layout optimizer chooses the format of convolutions by
-itself, whatever the model says. On a CPU there is nothing to gain: TensorFlow's own kernels take
-channels_last only, those of oneDNN both.
+without tensor cores. On a GPU TensorFlow's layout optimizer (grappler) chooses the format of
+convolutions by itself. On a CPU there is nothing to gain: TensorFlow's own kernels take
+channels_last only, oneDNN's take both.
 
 Run it alone: `python -m tf_impl.train_step.memory_format` compares channels_last with
 channels_first.

@@ -6,25 +6,21 @@
             loss = loss_fn(to_float32(model(x, training=True)), y) + sum(model.losses)
         gradients = tape.gradient(loss, model.trainable_variables)
 
-What it changes: convolutions and matrix products read and write bfloat16 or float16, and their
-gradients follow. Variables, their gradients, the optimizer's state and the loss stay float32.
-bfloat16 has float32's range and 8 significant bits. float16 holds 6e-8 to 65,504 only: smaller
-gradients become zero, unless the loss is scaled (`loss_scaling.py`).
+What it changes: convolutions and matrix products compute in bfloat16 or float16, and so do their
+gradients. Weights, their gradients, the optimizer's state and the loss stay float32. bfloat16 has
+float32's range and 8 significant bits. float16 holds 6e-8 to 65,504 only: smaller gradients become
+zero, unless the loss is scaled (`loss_scaling.py`).
+- Here the policies last for one trace, so any built model will do, and it is left as it was. `fit`
+  traces within `policies()`, too. The usual way is `keras.config.set_dtype_policy` before the model
+  is built.
 
-Its twin: `pt_impl/train_step/mixed_precision.py`.
-
-Where the frameworks differ and why: Keras decides per layer while the graph is traced, autocast per
-operator while it runs. A Keras layer casts what it gets and gives, so a residual stream is bfloat16
-here; there one that starts as float32 (an embedding) stays so. Keras casts a weight at every use.
-The usual way is `keras.config.set_dtype_policy` before the model is built. Here the policies last
-for one trace, so any model will do, and it is left as it was; `fit` traces, too, within
-`policies()`. tf_keras settles in a built model what can be cast: it is refused.
+Its twin: `pt_impl/train_step/mixed_precision.py`, which says where the frameworks differ.
 
 When it helps and when it hurts: it helps large convolutions and matrix products on hardware with
-such units (CUDA: float16 since Volta, bfloat16 since Ampere; CPUs: AVX512-BF16, AMX) and halves
-the memory of activations. It hurts small steps, which pay for the casts, and CPUs that emulate the
-dtype. Keras casts what normalisation gets to float32 and back, which gains nothing there. Keep
-layers that add up small differences in float32 (`keep_fp32`).
+units for the dtype. On GPUs: float16 since Volta, bfloat16 since Ampere. On CPUs: AVX512-BF16 and
+AMX. It also halves the memory of activations. It hurts small steps, which pay for the casts, and
+CPUs that emulate the dtype. Keep layers that add up small differences in float32 (`keep_fp32`).
+- Keras casts what normalisation gets to float32 and back, which gains nothing there.
 
 Run it alone: `python -m tf_impl.train_step.mixed_precision` prints float32 against bfloat16.
 

@@ -2,25 +2,18 @@
 
     optimizer = fused_optimizer(model, learning_rate=1e-3)  # for `fit` or a loop with a tape
 
-What it changes: how many kernels an update takes and how often it reads and writes memory; not the
-result. Keras writes AdamW as some twenty operations a variable, most of them a pass over memory
-(for_loop); a kernel of TensorFlow's does all but the decay in one (fused); XLA fuses those of a
-variable to a few loops (compiled).
+What it changes: how many kernels an update runs and how often it reads and writes memory. The
+result stays. for_loop is Keras's AdamW: some twenty operations a variable, most of them a pass over
+memory. fused does all but the decay in one kernel of TensorFlow's. compiled has XLA fuse the
+operations of a variable to a few loops.
 
-Its twin: `pt_impl/train_step/optimizer_implementations.py`.
+Its twin: `pt_impl/train_step/optimizer_implementations.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: Keras has one implementation, a loop over the variables inside
-a `tf.function`, and leaves fusion to the compiler; PyTorch brings three. fused is
-`ResourceApplyAdam`, which TensorFlow kept from before Keras 3: one variable at a time, where
-PyTorch's kernel takes them all. Keras adds its epsilon before the second moment is corrected for
-bias, PyTorch after: with eps sqrt(1 - beta2) the first update is the same, and later ones differ by
-a relative eps / sqrt(v̂) at most. An embedding's gradient is slices, one a lookup: of an id that a
-batch holds twice, Keras 3 adds up their squares; fused squares their sum, as PyTorch does.
-
-When it helps and when it hurts: compiled helps where the update is a visible share of a step: many
-variables and little arithmetic for each. It needs its compile time back, and nothing is left to
-gain where the whole step is compiled. fused helps there too, and compiles nothing. None helps a
-step that the forward and backward pass dominate.
+When it helps and when it hurts: fused helps where the update is a visible part of a step: many
+parameters and little arithmetic for each, small batches, many small tensors. It compiles nothing.
+compiled helps there too, but its compile time has to be earned back. None helps a step whose time
+goes to the forward and backward pass.
+- Where the whole step is compiled already, nothing is left to gain.
 
 Run it alone: `python -m tf_impl.train_step.optimizer_implementations` compares all on 10 million
 weights.

@@ -4,30 +4,26 @@
     optimizer = tf.keras.optimizers.SGD(0.1)  # of the changed model
     step = make_train_step(model, optimizer, loss_fn, dtype="bfloat16", micro_batches=4)
 
-What it changes: one step takes any of them, each behind its own setting; the defaults give the
-plain step. The order, and its reasons:
+What it changes: one step takes any of them, each behind its setting. The defaults give the plain
+step. The order, and its reasons:
+
 1. memory format: Keras rebuilds the model from its layers' configurations, which know nothing of
    what follows.
-2. recomputed blocks: they take the place of a layer's `call`, which all that follows calls.
-3. the optimizer: after the model is what it will be; in float16 it is wrapped in one that scales.
+2. recomputed blocks: they replace a layer's `call`, which all that follows calls.
+3. the optimizer: after the model is final. In float16 it is wrapped in one that scales.
 4. dtype policies, around forward pass and gradients, since recomputed blocks run forward again.
 5. accumulation, within them: a part is traced once, with the policies that it runs under.
 6. clipping, at max_norm times the scale: Keras unscales within the update. Once, after all parts.
 7. the update, which the scaling optimizer may skip.
 8. compilation, around everything: XLA makes one program of the step, update included.
 
-Its twin: `pt_impl/train_step/stacking.py`.
+Its twin: `pt_impl/train_step/stacking.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why: channels_last is TensorFlow's default and changes nothing here;
-PyTorch converts the model. XLA compiles the whole step to one program; there the forward and
-backward pass and the update are compiled apart, and Python runs the rest. Memory format and
-recomputed layers make a new model here; there it is changed in place.
-
-When it helps and when it hurts: gains do not multiply. What is bound by memory (BatchNorm, ReLU)
-gains from compilation or bfloat16, not from both in full; accumulation and recomputation cost time
-and save memory. On a CPU XLA may lose to the oneDNN kernels that TensorFlow's graphs call, and it
-computes bfloat16 in float32 where it has no kernel for it. Add one rung at a time, measure, and
-leave out what does not pay.
+When it helps and when it hurts: gains do not multiply. What is limited by memory (BatchNorm, ReLU)
+gains from compilation or from bfloat16, not from both in full. Accumulation and recomputation save
+memory and cost time. Add one rung at a time, measure, and leave out what does not pay.
+- On a CPU XLA may lose to the oneDNN kernels that TensorFlow's graphs call. It computes bfloat16 in
+  float32 where it has no kernel for it.
 
 Run it alone: `python -m tf_impl.train_step.stacking` prints the ladder on the digits CNN.
 

@@ -5,25 +5,17 @@
     step = make_train_step(model, optimizer, shapes="signature")  # one graph for all lengths
 
 What it changes: how much of a batch is padding, and how many shapes a compiler sees. The loss is
-the mean over real tokens, so that it and its gradient are the same, to rounding, whatever the
-padding; packed, too. Batches by length (`batches` of `shared/lengths.py`) bring other samples
-together.
+the mean over real tokens, so it and its gradient are the same, to rounding, whatever the padding.
+That holds for packed rows, too. Batches by length (`batches` of `shared/lengths.py`) put other
+samples together.
 
-Its twin: `pt_impl/train_step/varying_lengths.py`.
+Its twin: `pt_impl/train_step/varying_lengths.py`, which says where the frameworks differ.
 
-Where the frameworks differ and why:
-- A plain `tf.function` traces a graph for each shape, which takes longer than many steps. There
-  eager code compiles nothing.
-- `reduce_retracing` makes the second graph one for any length, a signature the first. There
-  `torch.compile` has the same choices, and with static shapes gives up after eight graphs.
-- tf.data has `bucket_by_sequence_length`, which fills batches of alike lengths while it reads;
-  there a sampler that knows all lengths does that.
-
-When it helps and when it hurts: the more lengths are skewed the more padding costs: with half of
-the samples below a fifth of the longest, three quarters of full batches are padding. Packing spares
-nearly all of it and needs a model that takes positions and a mask; attention still computes what
-the mask hides. Batches by length need nothing of the model, but their gradients are of alike
-samples. A multiple or few lengths trade padding for fewer graphs.
+When it helps and when it hurts: the more lengths differ, the more padding costs. With half of the
+samples below a fifth of the longest, three quarters of full batches are padding. Packing avoids
+nearly all of it. The model has to take positions and a mask, and attention still computes what the
+mask hides. Batches by length ask nothing of the model, but each gradient is of similar samples. A
+multiple, or few lengths, trade some padding for fewer graphs.
 
 Run it alone: `python -m tf_impl.train_step.varying_lengths` prints the share of padding.
 
