@@ -1,8 +1,8 @@
 """Pages of documentation made from the code: one for each technique, and their index.
 
-A page begins with what published runs measured of a technique. Then it sets both technique files
-side by side: what their docstrings say, the functions that they share, and what the benchmark
-measures of them. Files are read, not imported.
+A page begins with the lines of code to add and with what published runs measured. Then it says what
+the docstrings of both technique files do, what to copy, and what the benchmark measures. Files are
+read, not imported.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import ast
 import re
 import textwrap
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from bench.analysis.families import FAMILIES
-from bench.analysis.ranking import GOALS, works
+from bench.analysis.ranking import GOALS, is_large, works
 from bench.analysis.reading import load, task_of, tasks, view
 from bench.analysis.table import FIRST_CALL, START, Row, level
 from bench.harness.plan import FRAMEWORKS, Technique, Variant, Workload
@@ -25,7 +27,7 @@ from bench.harness.processes import ROOT
 from bench.harness.run_plan import techniques
 from bench.record import Record, TaskFacts
 from bench.report import charts, svg
-from bench.report.advised import gained
+from bench.report.advised import at_memory, gained
 from bench.report.answer import accuracy_of
 from bench.report.content import measured
 from bench.report.formatting import number
@@ -37,17 +39,15 @@ from shared.specs import TASKS, parameter_count, train_step_flops
 FOLDER = ROOT / "docs" / "techniques"
 # Tables of a page's results.
 SHOWN = ("speed", "ratios", "cost", "lifetimes", "accuracy", "probed", "rates")
-# Those of a docstring, in the order of a page.
-SECTIONS = (
+# Sections of a docstring: those that a page shows in this order, and those of its part on copying.
+SHARED = (
     "When it helps and when it hurts",
     "Where the frameworks differ and why",
     "What it changes",
-    "Its twin",
-    "Run it alone",
-    "Copy with it",
 )
-# Those of the part on copying, and that which the page replaces by links.
-COPYING = ("Its twin", "Run it alone", "Copy with it")
+SECTIONS = (*SHARED, "Its twin", "Run it alone", "Copy with it")
+# What a snippet may use that its file does not import.
+OUTSIDE = ("ai_edge_litert.interpreter", "os", "pathlib", "shared.runtimes")
 MOST_ROWS = 7  # that the index names
 FLAVOURS = {"keras3": "Keras 3", "tf_keras": "tf_keras"}
 
@@ -56,9 +56,8 @@ FLAVOURS = {"keras3": "Keras 3", "tf_keras": "tf_keras"}
 class Side:
     """One framework's file of a technique: its source, and its docstring in sections.
 
-    `usage`: the lines that its head tells to add to a loop. `method`: the source without its head,
-    its imports and `main`. `needs`: the files of this repository that it cannot do without where it
-    is copied.
+    `usage`: the lines that its head tells to add to a loop, with their imports. `needs`: the files
+    of this repository that it cannot do without where it is copied.
     """
 
     title: str
@@ -66,7 +65,6 @@ class Side:
     source: str
     summary: str
     usage: str
-    method: str
     sections: dict[str, str]
     needs: list[str]
 
@@ -75,13 +73,12 @@ class Side:
 class Function:
     """A public function of both files.
 
-    `does`, `more`: (framework or None, its docstring's first paragraph, or the rest). `alone`:
-    (framework, settings that the other's does not have).
+    `does`: (framework or None, its docstring's first paragraph). `alone`: (framework, settings that
+    the other's does not have).
     """
 
     call: str
     does: list[tuple[str | None, str]]
-    more: list[tuple[str | None, str]]
     alone: list[tuple[str, str]]
 
 
@@ -125,7 +122,7 @@ def _values(technique: Technique) -> dict:
         "technique": technique,
         "sides": sides,
         "summary": sides[0].summary,
-        "sections": [_section(title, sides) for title in SECTIONS if title not in COPYING],
+        "sections": [(title, _section(title, sides)) for title in SHARED],
         "functions": _functions(sides),
         "rows": _rows(technique),
         "variants": _variants(technique),
@@ -160,14 +157,23 @@ def _results(technique: str) -> dict | None:
 
 
 def _parts(run: Record, name: str) -> dict:
-    """The first chart of a technique's ratios, and for each of its tasks the tables."""
-    views = {title: view(run, name, title) for title in tasks(run, name)}
-    drawn = [chart for each in views.values() if (chart := charts.forest(each))]
-    shown = []
-    for title, each in views.items():
+    """A chart of a technique's ratios, and for each of its tasks the tables, large models first."""
+    titles = sorted(tasks(run, name), key=lambda title: not is_large(task_of(title)))
+    drawn, shown = [], []
+    for title in titles:
+        work = _plainly(title, task_of(title))
+        shown_of = view(run, name, title)
+        if chart := charts.forest(shown_of):
+            drawn.append((work, chart))
         facts = run.tasks.get(task_of(title)) or TaskFacts()
-        shown.append((title, [table for table in tables(each, facts) if table.name in SHOWN]))
-    return {"chart": drawn[0] if drawn else None, "tasks": shown, "gains": _gains(run, name)}
+        shown.append((work, [table for table in tables(shown_of, facts) if table.name in SHOWN]))
+    of, chart = drawn[0] if drawn else ("", None)
+    return {"chart": chart, "of": of, "tasks": shown, "gains": _gains(run, name)}
+
+
+def _plainly(title: str, task: str) -> str:
+    """A title that begins with a task's name, in plain words."""
+    return called(task) + title.removeprefix(task)
 
 
 def _gains(run: Record, name: str) -> Table:
@@ -177,7 +183,7 @@ def _gains(run: Record, name: str) -> Table:
         rows = [row for row in work.members if row.case.technique == name and not row.is_baseline]
         if rows:
             sides = [[row for row in rows if row.case.framework == side] for side in FRAMEWORKS]
-            size = ", ".join(filter(None, (work.title, sizes([work.task]))))
+            size = ", ".join(filter(None, (_plainly(work.title, work.task), sizes([work.task]))))
             lines.append([size, *map(_gained, sides)])
     return Table(
         "What it gains", of_words("work", *(one.title for one in FRAMEWORKS.values())), lines
@@ -185,24 +191,29 @@ def _gains(run: Record, name: str) -> Table:
 
 
 def _gained(rows: list[Row]) -> str:
-    """Each figure that some row was shown to better, by the row that gains most."""
-    gains = []
+    """Each row that gains most of some figure, and what it was shown to gain."""
+    best_rows, gains = {}, {}
     for goal in {goal.figure: goal for goal in GOALS.values()}.values():
         better = [row for row in rows if row.improves(goal.figure)]
         if goal.figure in (FIRST_CALL, START) or not better:
             continue
         best = min(better, key=lambda row: level(goal.figure, row.ratios[goal.figure]))
-        kept = "" if best.accuracy.kept else f", {accuracy_of(best.accuracy)}"
-        gain = gained(best.ratios[goal.figure], goal)
-        gains.append(f"{name_of(best.case, short=True)}: {gain}{kept}")
-    return "; ".join(gains) or ("no gain shown" if rows else "not measured")
+        price = at_memory(best, goal.figure)
+        gain = " ".join(filter(None, (gained(best.ratios[goal.figure], goal), price)))
+        best_rows[best.case.id] = best
+        gains.setdefault(best.case.id, []).append(gain)
+    lines = []
+    for name, row in best_rows.items():
+        kept = "" if row.accuracy.kept else f"; {accuracy_of(row.accuracy)}"
+        lines.append(f"{name_of(row.case, short=True)}: {', '.join(gains[name])}{kept}")
+    return Markup("<br>".join(map(escape, lines))) or ("no gain shown" if rows else "not measured")
 
 
 def _tasks() -> list[dict]:
     """A row for each task: its model, how many parameters, and how much work a step is."""
     return [
         {
-            "name": f"{task.name} ({called(task.name)})",
+            "name": f"{called(task.name)} ({task.name})",
             "model": MODELS[task.model.family] if getattr(task.model, "causal", True) else BERT,
             "data": f"{task.dataset.name}, {task.dataset.train_size:,} for training",
             "parameters": f"{parameter_count(task.model):,}",
@@ -235,7 +246,9 @@ def _side(framework: str, technique: Technique) -> Side:
     summary, *sections = re.split(rf"^({'|'.join(SECTIONS)}):\s+", docstring, flags=re.MULTILINE)
     texts = dict(zip(sections[::2], (text.strip() for text in sections[1::2]), strict=True))
     summary, usage = _head(summary)
-    return Side(described.title, path, source, summary, usage, _method(source), texts, needed(path))
+    if usage:
+        usage = "\n".join([*_imports(usage, path), "", usage])
+    return Side(described.title, path, source, summary, usage, texts, needed(path))
 
 
 def _head(text: str) -> tuple[str, str]:
@@ -246,20 +259,24 @@ def _head(text: str) -> tuple[str, str]:
     return "\n\n".join(said), textwrap.dedent("\n\n".join(code))
 
 
-def _method(source: str) -> str:
-    """A file as its reader copies it from: without its head, its imports and `main`."""
-    body = ast.parse(source).body
-    imports = (ast.Import, ast.ImportFrom)
-    first = next(i for i, node in enumerate(body) if i and not isinstance(node, imports))
-    last = [node for node in body[first:] if getattr(node, "name", "") != "main"]
-    last = [node for node in last if not isinstance(node, ast.If)][-1]
-    lines = source.splitlines()
-    begin = min([body[first].lineno, *(d.lineno for d in _decorators(body[first]))])
-    return "\n".join(lines[begin - 1 : last.end_lineno])
-
-
-def _decorators(node: ast.AST) -> list[ast.expr]:
-    return getattr(node, "decorator_list", [])
+def _imports(usage: str, path: str) -> list[str]:
+    """The imports of what a snippet uses: what its file defines, and what that file imports."""
+    nodes = [node for node in ast.walk(ast.parse(usage)) if isinstance(node, ast.Name)]
+    stored = {node.id for node in nodes if isinstance(node.ctx, ast.Store)}
+    used = {node.id for node in nodes} - stored
+    body = ast.parse((ROOT / path).read_text("utf-8")).body
+    defined = sorted(used & {getattr(node, "name", "") for node in body})
+    lines = [f"import {name}" for name in OUTSIDE if re.search(rf"(?<![\w.]){name}\.", usage)]
+    for node in body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [one for one in node.names if (one.asname or one.name) in used]
+            if names:
+                node.names = names
+                lines.append(ast.unparse(node))
+    if defined:
+        module = path.removesuffix(".py").replace("/", ".")
+        lines.append(f"from {module} import {', '.join(defined)}")
+    return list(dict.fromkeys(lines))
 
 
 def needed(path: str) -> list[str]:
@@ -289,15 +306,35 @@ def _modules(node: ast.ImportFrom) -> list[str]:
     return [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
 
 
-def section(title: str, technique: Technique) -> dict:
-    """A section of `SECTIONS` as both files of a technique have it: "title", and "parts"."""
-    return _section(title, [_side(name, technique) for name in FRAMEWORKS])
+def _section(title: str, sides: list[Side]) -> str:
+    """A section of both docstrings as one text: what only one says begins with its framework."""
+    having = [side for side in sides if title in side.sections]
+    items = [re.split(r"\n(?=- )|\n\n", _sentence(side.sections[title])) for side in having]
+    if len(having) == 1:
+        return _text(items[0])
+    shown = []
+    matches = SequenceMatcher(None, *(list(map(_words, some)) for some in items), autojunk=False)
+    for how, first, last, *other in matches.get_opcodes():
+        if how == "equal":
+            shown += items[0][first:last]
+        else:
+            shown += [_by(having[0], item) for item in items[0][first:last]]
+            shown += [_by(having[1], item) for item in items[1][slice(*other)]]
+    return _text(shown)
 
 
-def _section(title: str, sides: list[Side]) -> dict:
-    """A section of both docstrings."""
-    texts = [_sentence(side.sections[title]) for side in sides]
-    return {"title": title, "parts": _of_each(sides, texts)}
+def _by(side: Side, item: str) -> str:
+    """A paragraph, or a line of a list, of one framework."""
+    if item.startswith("1. "):
+        return f"{side.title}:\n\n{item}"
+    mark = "- " if item.startswith("- ") else ""
+    return f"{mark}{side.title}: {item.removeprefix(mark)}"
+
+
+def _text(items: list[str]) -> str:
+    """Paragraphs and lists as Markdown."""
+    text = "\n\n".join(items)
+    return re.sub(r"(?m)(^- (?:.+\n)+)\n(?=- )", r"\1", text)
 
 
 def _of_each(sides: list[Side], texts: list[str]) -> list[tuple[str | None, str]]:
@@ -326,7 +363,7 @@ def _functions(sides: list[Side]) -> list[Function]:
     for name in dict.fromkeys([*public[0], *public[1]]):
         having = [side for side, named in zip(sides, public, strict=True) if name in named]
         nodes = [named[name] for named in public if name in named]
-        first, rest = zip(*map(_paragraphs, nodes), strict=True)
+        first = [_words((ast.get_docstring(n) or "").partition("\n\n")[0]) for n in nodes]
         settings = [_settings(node.args) for node in nodes]
         shared = set.intersection(*map(set, settings))
         alone = [
@@ -335,11 +372,11 @@ def _functions(sides: list[Side]) -> list[Function]:
         ]
         call = f"{name}({_parameters(nodes[0].args, shared)})"
         alone = [(title, text) for title, text in alone if text]
-        functions.append(Function(call, _said(having, first), _said(having, rest), alone))
+        functions.append(Function(call, _said(having, first), alone))
     return functions
 
 
-def _said(having: list[Side], texts: tuple[str, ...]) -> list[tuple[str | None, str]]:
+def _said(having: list[Side], texts: list[str]) -> list[tuple[str | None, str]]:
     """What those who have a function say of it; nothing of those who say nothing."""
     said = _of_each(having, texts) if len(having) > 1 else [(having[0].title, *texts)]
     return [(title, text) for title, text in said if text]
@@ -371,12 +408,6 @@ def _settings(given: ast.arguments) -> dict[str, str]:
     """The keyword-only parameters, each with its default."""
     pairs = zip(given.kwonlyargs, given.kw_defaults, strict=True)
     return {s.arg: f"{s.arg}={ast.unparse(d)}" if d else s.arg for s, d in pairs}
-
-
-def _paragraphs(node: ast.FunctionDef) -> tuple[str, str]:
-    """What its docstring begins with, and the rest of it."""
-    first, _, rest = (ast.get_docstring(node) or "").partition("\n\n")
-    return _words(first), rest
 
 
 # What is measured ---------------------------------------------------------------------------------
@@ -423,7 +454,7 @@ def _workload(workload: Workload) -> dict:
     if workload.trained_from != "default":
         accuracy += f" ({workload.trained_from})"
     return {
-        "task": workload.task,
+        "task": f"{called(workload.task)} ({workload.task})",
         "batch": f"{workload.batch_size} ({workload.batch})",
         "timed": unit if workload.timed else "nothing: measured in separate processes",
         "accuracy": accuracy,

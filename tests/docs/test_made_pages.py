@@ -22,6 +22,7 @@ from bench.network import command as network
 from bench.port.causes import CATALOGUE, GROUPS
 from bench.record import DIFFERENT
 from bench.validation import attacked, controls_page, overhead, reproducibility
+from shared.specs import TASKS
 from tests.docs.commands import PROJECTED
 from tests.docs.pages import ROOT
 from tests.port import public_pairs
@@ -170,7 +171,7 @@ def test_a_page_that_is_old_missing_or_of_nothing_is_found(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("name", techniques())
 def test_a_page_shows_what_both_docstrings_say(name):
-    """As it is rendered: no word of a docstring becomes markup."""
+    """As it is rendered, and once: no word of a docstring becomes markup."""
     tokens = (
         MarkdownIt("commonmark")
         .enable("table")
@@ -182,13 +183,51 @@ def test_a_page_shows_what_both_docstrings_say(name):
     for source in sources:
         docstring = ast.get_docstring(ast.parse(source))
         for part in re.split(rf"^(?:{'|'.join(docs.SECTIONS)}):\s", docstring, flags=re.M)[1:]:
-            if not part.startswith(("`pt_impl/", "`tf_impl/")):  # its twin, which is linked
-                assert letters(part) in shown
+            if part.startswith(("`pt_impl/", "`tf_impl/")):  # its twin, which is linked
+                continue
+            for item in re.split(r"\n(?=- )|\n\n", part.strip()):
+                wanted = letters(item.replace("python -m", ".venv/bin/python -m"))
+                assert wanted in shown
+                assert len(wanted) < 60 or shown.count(wanted) == 1, item
 
 
 def letters(text: str) -> str:
     """A text without what rendering may change: white space, marks of code and of lists, case."""
     return re.sub(r"^\d+\. |[`\s\-]", "", text, flags=re.M).lower()
+
+
+@pytest.mark.parametrize("name", techniques())
+def test_the_lines_to_add_import_what_the_technique_brings(name):
+    """Every function and class of the repository that they use, from the file that defines it."""
+    page = pages()[f"{techniques()[name].family}/{name}.md"].partition("\n## ")[0]
+    for code in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S):
+        tree = ast.parse(code)
+        froms = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+        ours = [node for node in froms if node.module.startswith(("pt_impl.", "tf_impl."))]
+        assert f"{techniques()[name].family}.{name}" in ours[-1].module
+        for node in ours:
+            text = (ROOT / f"{node.module.replace('.', '/')}.py").read_text("utf-8")
+            defined = {getattr(part, "name", "") for part in ast.parse(text).body}
+            assert {alias.name for alias in node.names} <= defined
+
+
+def test_the_lines_of_mixed_precision_can_be_pasted():
+    page = pages()["train_step/mixed_precision.md"]
+    assert "from pt_impl.kit.calling import to_float32\n" in page
+    assert "from pt_impl.train_step.mixed_precision import MixedPrecision\n" in page
+    assert "import tensorflow as tf\n" in page
+
+
+@pytest.mark.parametrize("name", techniques())
+def test_what_it_gains_names_a_row_once_and_a_task_in_plain_words(name):
+    page = pages()[f"{techniques()[name].family}/{name}.md"]
+    table = page.partition("| work | PyTorch | TensorFlow |")[2].partition("\n\n")[0]
+    for line in table.strip().splitlines()[1:]:
+        work, *sides = line.strip("| ").split(" | ")
+        assert work.partition(",")[0] not in TASKS
+        for side in sides:
+            rows = [one.partition(": ")[0] for one in side.split("<br>")]
+            assert len(set(rows)) == len(rows)
 
 
 def test_the_page_of_compilation_says_after_how_many_steps_it_is_repaid():
@@ -204,7 +243,7 @@ def test_a_page_lists_the_variants_and_tasks_of_the_benchmark():
     assert "| max\\_autotune |" in page or "| max_autotune |" in page
     assert "`mode='max-autotune'` | yes, needs a C++ compiler | — | full |" in page
     assert "| digits-cnn | 128 (compute) | predictions | — | ordinary |" in page
-    assert "tf_keras" in pages()["compression/pruning.md"].partition("## What is measured")[2]
+    assert "tf_keras" in pages()["compression/pruning.md"].partition("What is measured</sum")[2]
 
 
 def test_a_page_says_which_framework_alone_has_a_function():
