@@ -47,7 +47,7 @@ SHARED = (
 )
 SECTIONS = (*SHARED, "Its twin", "Run it alone", "Copy with it")
 # What a snippet may use that its file does not import.
-OUTSIDE = ("ai_edge_litert.interpreter", "os", "pathlib", "shared.runtimes")
+OUTSIDE = ("ai_edge_litert.interpreter", "functools", "os", "pathlib", "shared.runtimes")
 MOST_ROWS = 7  # that the index names
 FLAVOURS = {"keras3": "Keras 3", "tf_keras": "tf_keras"}
 
@@ -261,18 +261,18 @@ def _head(text: str) -> tuple[str, str]:
 
 def _imports(usage: str, path: str) -> list[str]:
     """The imports of what a snippet uses: what its file defines, and what that file imports."""
-    nodes = [node for node in ast.walk(ast.parse(usage)) if isinstance(node, ast.Name)]
-    stored = {node.id for node in nodes if isinstance(node.ctx, ast.Store)}
-    used = {node.id for node in nodes} - stored
-    body = ast.parse((ROOT / path).read_text("utf-8")).body
-    defined = sorted(used & {getattr(node, "name", "") for node in body})
+    nodes = list(ast.walk(ast.parse(usage)))
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    bound = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    used = {node.id for node in names} - bound
+    tree = ast.parse((ROOT / path).read_text("utf-8"))
+    defined = sorted(used & {getattr(node, "name", "") for node in tree.body})
     lines = [f"import {name}" for name in OUTSIDE if re.search(rf"(?<![\w.]){name}\.", usage)]
-    for node in body:
+    for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            names = [one for one in node.names if (one.asname or one.name) in used]
-            if names:
-                node.names = names
-                lines.append(ast.unparse(node))
+            node.names = [one for one in node.names if (one.asname or one.name) in used]
+            lines += [ast.unparse(node)] if node.names else []
     if defined:
         module = path.removesuffix(".py").replace("/", ".")
         lines.append(f"from {module} import {', '.join(defined)}")

@@ -7,7 +7,7 @@
     merge_lora(model)  # the same predictions, without adapters
 
 What it changes: what is trained.
-- Frozen backbone: the head alone learns, from features that the trained backbone gives in
+- Frozen backbone: only the head learns, from features that the trained backbone gives in
   evaluation mode. There is no backward pass through the backbone.
 - Stored features: without random augmentation the features of an image are the same in every epoch,
   so they are computed once.

@@ -1,7 +1,7 @@
 """Compression, stacked: prune and then quantize; distil and then quantize.
 
-    pruned = finalize_pruning(pruned)  # pruning.py, after its training
-    rounded = prepare_qat(pruned, x, weight_bits=8)  # quantization_aware_training.py
+    pruned = pruning.finalize_pruning(pruned)  # after its training
+    rounded = qat.prepare_qat(pruned, x, weight_bits=8)
     step = make_sparse_train_step(rounded, optimizer, loss_fn)  # leaves zeros zero
 
 What it changes: a trained model becomes a small file in stages. Each stage starts from the one

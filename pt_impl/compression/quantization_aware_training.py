@@ -1,6 +1,6 @@
 """Quantization-aware training (QAT): train on with the rounding that an int8 model will have.
 
-    model = prepare_qat(model, images[:256], weight_bits=8)  # then train it, as ever
+    model = prepare_qat(model, images[:256], weight_bits=8)  # then train it as before
     quantized = convert_qat(model, images[:256])  # int8, for the CPU
     torch._inductor.config.freezing = True  # without it int8 is no faster than float32
     predict = torch.compile(quantized, dynamic=False)

@@ -1,4 +1,4 @@
-"""Threads and processes: pools of the size that the process may use, and instances side by side.
+"""Threads and processes: pools as large as the process may use, and several instances.
 
     size_pools()  # first of all: as many threads as the affinity and the quota allow
     best, *others = search(make, samples)  # measures some settings on this machine

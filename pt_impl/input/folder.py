@@ -1,6 +1,6 @@
 """Input pipeline: a folder of JPEG files as batches, in the forms that the documentation shows.
 
-    for x, y in uint8_loader("photos", batch_size=32, seed=0):  # in place of your loop's batches
+    for x, y in uint8_loader("photos", batch_size=32, seed=0):  # instead of your loop's batches
         loss = step(x, y)
 
 What it changes: where images are read, decoded, cropped, flipped and normalised, and how they get

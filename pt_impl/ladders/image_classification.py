@@ -6,8 +6,8 @@ with each rung, and everything below stays:
 
 1. input_pipeline: photos are decoded in other processes, into a ring of batches that all share.
 2. mixed_precision: forward passes and predictions compute in bfloat16, over float32 weights.
-3. memory_format: channels of a pixel side by side. Until here batches are turned channels first,
-   whatever the pipeline gives, so that the rung below brings nothing of this one.
+3. memory_format: the channels of a pixel lie together. Until here batches are turned to
+   channels first, whatever the pipeline gives, so that the rung below gains nothing from it.
 4. accumulation: a batch in two micro-batches, each normalised by itself.
 5. compiled: forward and backward pass, loss and update by `torch.compile`.
 6. averaged_weights: an exponential average of the weights is used in the end, with statistics of

@@ -1,7 +1,7 @@
 """Loss checks: whether a loss takes what a model gives, and what is left of its gradient.
 
     print(check_loss(model, loss_fn, x, y))  # on one batch, before the first training
-    gradient_by_margin(lambda logits, y: nll_loss(logits.softmax(-1).log(), y))
+    gradient_by_margin(lambda logits, y: F.nll_loss(logits.softmax(-1).log(), y))
 
 What it changes: nothing. A loss over logits trains with probabilities, too, but a softmax twice
 learns little, and no error says so. `check_loss` compares what the model gives (logits,

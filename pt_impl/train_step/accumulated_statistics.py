@@ -1,5 +1,6 @@
 """Accumulated statistics: BatchNorm's running statistics get one update a step, not one a part.
 
+    accumulator = gradient_accumulation.GradientAccumulator(model, micro_batches=4)
     statistics = AccumulatedStatistics(model)
     with statistics.one_update():  # around the loop over the parts of a batch
         for part_x, part_y, share in accumulator.split(x, y):

@@ -1,7 +1,7 @@
 """Compilation: machine code for the whole train step, instead of one operator after the other.
 
     step = compiled_train_step(model, optimizer, loss_fn)  # a whole step, or
-    apply_compile(model, blocks="layers.*")  # the model alone; the loop stays as it is
+    apply_compile(model, blocks="layers.*")  # only the model; the loop stays as it is
 
 What it changes: who runs the operators. In eager mode Python asks for one kernel after the other. A
 captured graph runs without Python. A compiler also fuses neighbouring operators into its own

@@ -1,8 +1,8 @@
 """Loss scaling: gradients that float16 can hold.
 
     scaler = LossScaler(model)
-    scaler.backward(loss)  # in place of loss.backward()
-    scaler.step(optimizer)  # in place of optimizer.step()
+    scaler.backward(loss)  # instead of loss.backward()
+    scaler.step(optimizer)  # instead of optimizer.step()
 
 What it changes: the loss is multiplied by a scale before gradients are taken, and gradients are
 divided by it before the update. float16 holds 6e-8 to 65,504 only, and a gradient is often smaller.

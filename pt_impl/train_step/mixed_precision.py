@@ -1,7 +1,7 @@
 """Mixed precision: half-width arithmetic over float32 master weights.
 
     precision = MixedPrecision(model)  # bfloat16
-    with precision.autocast():  # around the forward pass alone
+    with precision.autocast():  # only around the forward pass
         output = model(x)
     loss = loss_fn(to_float32(output), y)
 

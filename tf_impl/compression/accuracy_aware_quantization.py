@@ -1,4 +1,4 @@
-"""Accuracy-aware quantization: int8, but for the layers that lose too much, which stay in float.
+"""Accuracy-aware quantization: int8, except for layers that lose too much accuracy.
 
     quantized, search = apply_accuracy_aware_int8(model, images[:256], error, most=0.1)
     print(search.as_json())  # which layer costs what, and which stay in float

@@ -1,6 +1,6 @@
 """Quantization-aware training (QAT): train on with the rounding that an int8 model will have.
 
-    model = prepare_qat(model, images[:256], weight_bits=8)  # then train it, as ever
+    model = prepare_qat(model, images[:256], weight_bits=8)  # then train it as before
     content = convert_qat(model, images[:256])  # int8, for LiteRT
     pathlib.Path("model.tflite").write_bytes(content)
 

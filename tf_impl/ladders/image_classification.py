@@ -6,7 +6,7 @@ with each rung, and everything below stays:
 
 1. input_pipeline: two batches of calls in flight, on two threads a core.
 2. mixed_precision: forward passes and predictions compute in bfloat16, over float32 weights.
-3. memory_format: channels of a pixel side by side, which is TensorFlow's default: nothing changes.
+3. memory_format: the channels of a pixel lie together, TensorFlow's default: nothing changes.
 4. accumulation: a batch in two micro-batches, each normalised by itself.
 5. compiled: the whole step by XLA.
 6. averaged_weights: an exponential average of the weights is used in the end, with statistics of

@@ -1,7 +1,7 @@
 """Regularization: weight decay, label smoothing and dropout, against learning by heart.
 
-    apply_decoupled_decay(model, optimizer, weight_decay=0.05)  # of kernels alone
-    loss_fn = partial(smoothed_cross_entropy, smoothing=0.1)
+    apply_decoupled_decay(model, optimizer, weight_decay=0.05)  # only of kernels
+    loss_fn = functools.partial(smoothed_cross_entropy, smoothing=0.1)
     model = add_dropout(model, rate=0.3)
 
 What it changes: what a step minimizes besides the loss. L2 adds weight_decay / 2 times the sum of

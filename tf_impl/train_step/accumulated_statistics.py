@@ -1,5 +1,6 @@
 """Accumulated statistics: BatchNorm's moving statistics get one update a step, not one a part.
 
+    accumulator = GradientAccumulator(model, micro_batches=4)
     statistics = AccumulatedStatistics(model)
     # `gradients_of(x, y, share)` calls `statistics.pool(share)` after its forward pass.
     with statistics.one_update():

@@ -1,7 +1,7 @@
 """Samples of many lengths: padded to fewer lengths, batched by length, or packed into rows.
 
     x, y = pad(samples)  # to the longest of the batch; labels of padding do not count
-    x, y = pack(samples, most=64)  # several samples in a row, each sees itself alone
+    x, y = pack(samples, most=64)  # several samples in a row, each sees only itself
     step = make_train_step(model, optimizer, shapes="signature")  # one graph for all lengths
 
 What it changes: how much of a batch is padding, and how many shapes a compiler sees. The loss is
