@@ -12,7 +12,7 @@ from bench.analysis.reading import load, results_file
 from bench.analysis.table import level
 from bench.doctor.findings import Finding
 from bench.record import FRAMEWORKS, Record
-from bench.report.answer import accuracy_of, full_name, share
+from bench.report.answer import accuracy_of, full_name, gain_of
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 # The goal that a technique serves where it is advised, and at which kinds of work.
@@ -45,8 +45,8 @@ def shown(place: Path) -> str:
 
 
 def sentence(remedy: Remedy) -> str:
-    """A remedy with what its row leaves of its baseline's figure."""
-    row, gain = remedy.row, share(remedy.gain, remedy.goal.figure)
+    """A remedy with what its row gains."""
+    row, gain = remedy.row, gain_of(remedy.gain, remedy.goal.figure)
     kept = "" if row.accuracy.kept else accuracy_of(row.accuracy)
     what = ", ".join(filter(None, (gain, kept, remedy.work.title)))
     return f"{row.case.technique}, {full_name(row)}: {what}"

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from bench.analysis.questions import Answer
 from bench.analysis.ranking import NAMES, RECIPE, Goal, Ranking
 from bench.analysis.table import (
-    BATCH,
     GAINED,
     MEMORY,
-    MORE_IS_BETTER,
     RATE,
-    SIZE,
-    STEPS,
     TIME,
     Figure,
     Row,
@@ -22,30 +17,12 @@ from bench.analysis.table import (
 )
 from bench.analysis.verdicts import DELTA
 from bench.record import FRAMEWORKS, Case, Why
-from bench.report.answer import accuracy_of
+from bench.report.answer import accuracy_of, bounded, gain_of, minus
 from bench.report.formatting import interval, number
 from bench.report.names import called, name_of, sizes, title
 from bench.report.technique_tables import Table, of_words
 from bench.report.text import hanging, plain, wrap
 
-
-class Words(NamedTuple):
-    """How a figure's gains are told: a gain, the same in short, what is taken."""
-
-    gain: str
-    short: str
-    taken: str
-
-
-WORDS = {
-    TIME: Words("{} times as fast", "{}x", "time"),
-    RATE: Words("{} times the samples/s", "{}x", "time of a sample"),
-    MEMORY: Words("{}% less memory", "{}% less", "memory"),
-    BATCH: Words("{} times the largest batch", "{}x the largest batch", "memory of a sample"),
-    SIZE: Words("{}% smaller", "{}% smaller", "size"),
-    GAINED: Words("", "", ""),
-    STEPS: Words("{} times as few steps", "{}x as few steps", "steps"),
-}
 NO_DIFFERENCE = "no difference shown"
 UNLIKE = "unlike programs"
 DEAR = 0.10  # so much more memory is said wherever a gain in time is
@@ -72,35 +49,12 @@ BRIEF_LEGEND = (
 
 
 def gained(ratio: Figure, goal: Goal, *, short: bool = False) -> str:
-    """1.30 times as fast (1.23–1.36); 58% less memory (56–60); +3.6 points (+1.3 to +6.0).
-
-    Brackets hold an interval, and nothing else does.
-    """
-    name = goal.figure
-    if name == GAINED:
-        value, *bounds = (minus(f"{part:+.1f}") for part in (ratio.value, ratio.low, ratio.high))
-        unit = goal.unit if short else goal.title.partition(" gained")[0]
-        return f"{value} {unit}" + _around(ratio, " to ".join(bounds))
-    if name in (MEMORY, SIZE):
-        parts = (ratio.value, ratio.high, ratio.low)
-        value, *bounds = (minus(f"{round(100 * (1 - part))}") for part in parts)
-        around = (" to " if "−" in "".join(bounds) else "–").join(bounds)
-    else:
-        times = ratio if name in MORE_IS_BETTER else ratio.turned()
-        value = number(times.value)
-        around = interval((times.low, times.high), like=times.value)
-    words = WORDS[name].short if short else WORDS[name].gain
-    return words.format(value) + _around(ratio, around)
-
-
-def _around(ratio: Figure, bounds: str) -> str:
-    """What stands after a figure: its interval, the range of what was measured, or nothing."""
-    return {"interval": f" ({bounds})", "range": f", measured {bounds}"}.get(ratio.kind, "")
-
-
-def minus(text: str) -> str:
-    """A figure with a minus sign, which no dash between two figures is taken for."""
-    return text.replace("-", "−")
+    """As `gain_of`, and +3.6 points (+1.3 to +6.0)."""
+    if goal.figure != GAINED:
+        return gain_of(ratio, goal.figure, short=short)
+    value, *bounds = (minus(f"{part:+.1f}") for part in (ratio.value, ratio.low, ratio.high))
+    unit = goal.unit if short else goal.title.partition(" gained")[0]
+    return f"{value} {unit}" + bounded(ratio, " to ".join(bounds))
 
 
 # Words --------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
 from bench.analysis.accuracy import Accuracy
 from bench.analysis.ranking import GOALS, OF_ACCURACY, RECIPE, Ranking, Work, beaten, rank
@@ -71,10 +72,51 @@ def figure_of(ranking: Ranking, row: Row) -> str:
     return shown(goal.figure, ranking.aim.figure(row), size, f" {unit}")
 
 
-def share(of_baseline: Figure, name: str) -> str:
-    """0.562 (0.541–0.583) of its baseline's time."""
-    of = "times" if name in MORE_IS_BETTER else "of"
-    return f"{ratio_of(of_baseline)} {of} its baseline's {HEADS[name]}"
+class Words(NamedTuple):
+    """How a figure's gains are told: a gain, the same in short, what is taken."""
+
+    gain: str
+    short: str
+    taken: str
+
+
+WORDS = {
+    TIME: Words("{} times as fast", "{}x", "time"),
+    RATE: Words("{} times the samples/s", "{}x", "time of a sample"),
+    MEMORY: Words("{}% less memory", "{}% less", "memory"),
+    BATCH: Words("{} times the largest batch", "{}x the largest batch", "memory of a sample"),
+    SIZE: Words("{}% smaller", "{}% smaller", "size"),
+    STEPS: Words("{} times as few steps", "{}x as few steps", "steps"),
+    FIRST_CALL: Words("first call {} times as fast", "{}x", "first call"),
+    START: Words("first prediction {} times as early", "{}x", "time to the first prediction"),
+}
+
+
+def gain_of(ratio: Figure, name: str, *, short: bool = False) -> str:
+    """1.30 times as fast (1.23–1.36); 58% less memory (56–60); of a figure over its baseline's.
+
+    Brackets hold an interval, and nothing else does.
+    """
+    if name in (MEMORY, SIZE):
+        parts = (ratio.value, ratio.high, ratio.low)
+        value, *bounds = (minus(f"{round(100 * (1 - part))}") for part in parts)
+        around = (" to " if "−" in "".join(bounds) else "–").join(bounds)
+    else:
+        times = ratio if name in MORE_IS_BETTER else ratio.turned()
+        value = number(times.value)
+        around = interval((times.low, times.high), like=times.value)
+    words = WORDS[name].short if short else WORDS[name].gain
+    return words.format(value) + bounded(ratio, around)
+
+
+def bounded(ratio: Figure, bounds: str) -> str:
+    """What stands after a figure: its interval, the range of what was measured, or nothing."""
+    return {"interval": f" ({bounds})", "range": f", measured {bounds}"}.get(ratio.kind, "")
+
+
+def minus(text: str) -> str:
+    """A figure with a minus sign, which no dash between two figures is taken for."""
+    return text.replace("-", "−")
 
 
 def ratio_of(figure: Figure) -> str:
@@ -140,14 +182,15 @@ def full_name(row: Row) -> str:
 
 
 def _sentence(ranking: Ranking, row: Row) -> str:
-    """A row with its figure, what that is of its baseline's, its accuracy and its price."""
+    """A row with its figure, what that gains over its baseline, its accuracy and its price."""
     goal, gain = ranking.goal, ranking.aim.gain(row)
     parts = [figure_of(ranking, row)]
     if row.is_baseline:
         parts.append("baseline")
     elif gain and goal.figure != GAINED:
         verdict = row.verdict if goal.figure == TIME and not ranking.aim.whole else None
-        parts.append(", ".join(filter(None, [share(gain, goal.figure), verdict])))
+        told = None if verdict == "faster" else verdict
+        parts.append(", ".join(filter(None, [gain_of(gain, goal.figure), told])))
     parts += [_kept(ranking, row), _takes(row)]
     return f"{full_name(row)}: {'; '.join(filter(None, parts))}"
 

@@ -22,6 +22,7 @@ from bench.analysis.ranking import Ranking
 from bench.analysis.table import GAINED, MORE_IS_BETTER, SIZE, Figure, Row
 from bench.record import FRAMEWORKS
 from bench.report import advised
+from bench.report.answer import WORDS
 from bench.report.content import run_line
 from bench.report.formatting import number
 from bench.report.names import name_of
@@ -330,7 +331,7 @@ def _why(statement: Statement, labels: dict[str, str]) -> Iterator[str]:
         known = [f"{what} {number(factor)} times" for what, factor in factors if factor]
         if len(known) == len(pairs) > 1:
             there, first = labels[look.machine.name], labels[here.machine.name]
-            taken = advised.WORDS[name].taken
+            taken = WORDS[name].taken
             yield f"Why: the {taken} on {there}, over that on {first}: {', '.join(known)}"
 
 

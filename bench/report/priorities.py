@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.analysis.questions import FIGURES, Leaf, Priority, path
 from bench.analysis.table import GAINED, Row
 from bench.record import FRAMEWORKS, Record
-from bench.report.answer import HEADS, accuracy_of, ratio_of, share
+from bench.report.answer import HEADS, accuracy_of, gain_of, ratio_of
 from bench.report.content import measured, run_line, warnings
 from bench.report.formatting import MISSING, number, plus_minus
 from bench.report.names import name_of
@@ -48,7 +48,7 @@ def ends(leaf: Leaf) -> list[str]:
 
 def _sentence(row: Row, name: str) -> str:
     takes = f"takes {row.price}" if row.price else ""
-    gain = "" if name == GAINED else share(row.ratios[name], name)
+    gain = "" if name == GAINED else gain_of(row.ratios[name], name)
     parts = "; ".join(filter(None, (gain, accuracy_of(row.accuracy), takes)))
     return f"{where(row)}: {parts}"
 

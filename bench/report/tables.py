@@ -16,6 +16,7 @@ from rich.measure import measure_renderables
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from bench.analysis.machine_class import words
 from bench.record import Record
 from bench.report import advised, answer
 from bench.report.content import Facts, Report, TechniquePart, build
@@ -23,7 +24,7 @@ from bench.report.technique_tables import Column, Table
 from bench.report.text import CONSOLE, GAP, hanging, plain, wrap
 
 SMALLEST_WIDTH = 60
-MOST_LINES = 31  # of the answer; the way on takes the rest of the first 40
+MOST_LINES = 21  # of the answer: with a blank, pytest's last line and the prompt 24
 LONGEST_LABEL = 32  # cells; a longer one stands on a line of its own
 LONGEST_WORD = 24  # cells; a longer one is broken rather than that a column takes more
 LONGEST_REASON = 400  # characters in the terminal; report.md has it whole
@@ -37,9 +38,9 @@ SAME_WORK = "Same work (certificates of twins: initial weights, first losses)"
 def answered(record: Record, width: int = 80) -> str:
     """The answer alone: `MOST_LINES` lines at most, no line wider than `width` (60 at least)."""
     report, width = build(record), max(width, SMALLEST_WIDTH)
-    lines = [*_heading("What to use", "=", width), *wrap(plain(report.measured), width)]
+    lines = _heading(f"What to use on {words(record.environment)}", "=", width)
     lines += [line for warning in report.warnings for line in _loud(warning, width)]
-    lines += ["", *advised.lines(report.answers, width, MOST_LINES - len(lines) - 1)]
+    lines += advised.lines(report.answers, width, MOST_LINES - len(lines))
     return "\n".join(lines) + "\n"
 
 
