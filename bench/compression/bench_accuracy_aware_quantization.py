@@ -19,7 +19,7 @@ import numpy as np
 from bench.compression.bench_post_training_quantization import KERNELS, ONNX
 from bench.harness.examples import examples
 from bench.harness.helpers import need_cpu, plain
-from bench.harness.plan import Prepared, Price, Technique, Variant, Work, Workload
+from bench.harness.plan import OWN_RUNTIMES, Prepared, Price, Technique, Variant, Work, Workload
 from bench.harness.stages import train_plain
 from shared import operators
 from shared.layer_search import LayerSearch, distance, plant_outlier
@@ -36,7 +36,9 @@ EVIDENCE = "search.json"  # beside the file that a row writes
 def _row(name: str, title: str, runtime: str = "own", *, searches: bool = True) -> Variant:
     settings = {"runtime": runtime, "searches": searches}
     price = Price(calibration=True)
-    return Variant(name, settings, title=title, changes="math", loss_tolerance=0.5, price=price)
+    runtimes = OWN_RUNTIMES if runtime == "own" else {}
+    given = {"changes": "math", "loss_tolerance": 0.5, "price": price, "runtimes": runtimes}
+    return Variant(name, settings, title=title, **given)
 
 
 TECHNIQUE = Technique(
@@ -46,7 +48,7 @@ TECHNIQUE = Technique(
     title="Accuracy-aware int8: the layers that lose too much stay in float",
     user_model="its outlier is planted in a model of the suite: the function takes any model",
     variants=(
-        Variant("fp32", role="baseline", title="float32 file"),
+        Variant("fp32", role="baseline", title="float32", runtimes=OWN_RUNTIMES),
         _row("all_int8", "int8 in every layer", searches=False),
         _row("accuracy_aware", "int8, sensitive layers in float"),
         _row("onnxruntime_all_int8", "int8 in ONNX Runtime", ONNX, searches=False),

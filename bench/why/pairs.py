@@ -54,7 +54,7 @@ def asked(given: Namespace, folder: Path) -> tuple[Request, Request]:
     a, b = (
         request(
             case_of(technique, one, side, work),
-            FRAMEWORKS[side].title if twins else _name(one),
+            FRAMEWORKS[side].title if twins else _name(one, side, work.mode),
             data,
             size,
         )
@@ -63,10 +63,10 @@ def asked(given: Namespace, folder: Path) -> tuple[Request, Request]:
     return a, b
 
 
-def _name(variant: Variant) -> str:
+def _name(variant: Variant, side: str, mode: str) -> str:
     if variant.role == "baseline":
         return BASELINE
-    return variant.title or variant.name.replace("_", " ")
+    return variant.called(side, mode)
 
 
 def _variants(technique: Technique, name: str | None, sides: list[str]) -> list[Variant]:
