@@ -23,7 +23,7 @@ Where the frameworks differ and why:
   the call has to say `training=False`, as it does here.
 - PyTorch: `model.train()` puts the backbone back into training mode. So the step sets evaluation
   mode in each call. A Keras model is told its mode in the call.
-- LoRA: a parametrization in PyTorch, which has none, so that whoever reads `weight` reads the sum.
+- LoRA: PyTorch has none, so it is a parametrization here, and whoever reads `weight` reads the sum.
   Keras 3's Dense has `enable_lora`; legacy Keras has none. Both form the sum in each call.
 - `enable_lora` freezes the kernel, and no bias: the rest is frozen here, too.
 

@@ -19,7 +19,7 @@ Where the frameworks differ and why:
 - Parallel means processes in PyTorch, which share one copy of the data and have to send each batch
   back. It means threads in TensorFlow, and nothing is moved.
 - tf.data has a cache, in memory or on disk. In PyTorch the cache is written out here: a tensor, or
-  a mapped array on disk. Nothing in PyTorch is like `snapshot_loader`.
+  a mapped array on disk. Only TensorFlow has `snapshot_loader`.
 
 When it helps and when it hurts: a batch at a time is many times as fast as a sample at a time. A
 cache saves the work that is the same in every epoch. Here that is a standardisation, which hardly
