@@ -32,6 +32,9 @@ FEWEST_SAMPLES = 8  # of a batch: with fewer, calls do not tell whether rows are
 FEWEST_POSITIONS = 8  # of a sequence: in shorter rows an end of equal values is no padding
 NO_TARGET = -100  # what both frameworks' users mark positions with that have no target
 PRODUCT, PRODUCT_S = 512, 0.2  # rows and columns of a timed product, and for how long it is timed
+# Of pools of two sizes. A turn lasts two periods of a quota (0.1 s), which stops a pool that has
+# spent its share. Six ratios lie on both sides of their median, but for 3% of all times.
+TURNS, TURN_S = 6, 0.2
 # Calls that are timed: of short ones many, since other programs slow most of them.
 FEWEST_TURNS, MOST_TURNS, MOST_TIMED_S = 3, 50, 1.5
 NEW_SHAPES = 3  # whose first step is timed
@@ -41,14 +44,14 @@ NEW_SHAPES = 3  # whose first step is timed
 class Pools:
     """Threads by pool. `busy`: cores that a large product kept busy, where that was measured.
 
-    `flops`, `with_all`: FLOP/s of that product, and with a thread for each core that may be used,
-    where a pool can be resized; else None.
+    `flops`: FLOP/s of that product. `gain`: between how many and how many times as many products a
+    second a pool of the right size computed, in `TURNS` turns; None where no pool is resized.
     """
 
     threads: dict[str, int]
     busy: float | None = None
     flops: float | None = None
-    with_all: float | None = None
+    gain: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -128,12 +131,14 @@ class Predicting:
 class Facts:
     """All that is known of one framework's side; None or empty where it was not asked.
 
+    `without_onednn_s`: seconds of a convolution with its gradients, where it is not oneDNN's.
     `set_by_file`: pools whose size the file changed. `keras`: the architecture of the file's Keras
     model as JSON. `skipped`: why a group is missing.
     """
 
     version: str = ""
     pools: Pools | None = None
+    without_onednn_s: float | None = None
     set_by_file: Pools | None = None
     products: Products | None = None
     batches: Batches | None = None
@@ -173,6 +178,7 @@ def run(kit: ModuleType, about: str | None) -> None:
     before = kit.pools()
     pools = _pools(kit, before)
     _say("pools", pools)
+    _say("without_onednn_s", kit.without_onednn())
     try:
         if given.file:
             sys.path.insert(0, ".")  # of its own imports
@@ -183,17 +189,23 @@ def run(kit: ModuleType, about: str | None) -> None:
 
 
 def _pools(kit: ModuleType, threads: dict[str, int]) -> Pools:
-    """The pools, with what a product does in them, and, in turns, in pools of the right size."""
+    """The pools, with what a product does in them, and in turns with pools of the right size."""
     cpu, start = time.process_time(), time.perf_counter()
     flops = kit.product(dtype="float32", size=PRODUCT, seconds=PRODUCT_S)
     busy = (time.process_time() - cpu) / (time.perf_counter() - start)
     if threads["intra-op"] == usable_threads():
         return Pools(threads, busy, flops)
-    rest = [
-        (kit.product_with(threads=count, size=PRODUCT, seconds=PRODUCT_S / 2) or 0.0)
-        for count in (usable_threads(), threads["intra-op"]) * 2
+    turns = [
+        [
+            kit.product_with(threads=count, size=PRODUCT, seconds=TURN_S)
+            for count in (usable_threads(), threads["intra-op"])
+        ]
+        for _ in range(TURNS)
     ]
-    return Pools(threads, busy, max(flops, *rest[1::2]), max(rest[::2]) or None)
+    if None in turns[0]:
+        return Pools(threads, busy, flops)
+    gains = [right / known for right, known in turns]
+    return Pools(threads, busy, flops, (min(gains), max(gains)))
 
 
 def tell_of_file(kit: ModuleType, path: str, before: dict[str, int]) -> None:

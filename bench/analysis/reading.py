@@ -30,7 +30,10 @@ def load(path: str | Path) -> Record:
         record = decode(text)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
-    return record.but(cases=list(map(complete, record.cases)))
+    environment = record.environment
+    if environment.onednn == "on by default":  # older runs wrote it without asking TensorFlow
+        environment = environment.but(onednn=None)
+    return record.but(cases=list(map(complete, record.cases)), environment=environment)
 
 
 def results_file(path: str | Path) -> Path:

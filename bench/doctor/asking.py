@@ -19,6 +19,7 @@ import msgspec
 from bench.harness.machine import KERAS_BACKEND
 from bench.record import FRAMEWORKS
 from shared.health import MARK, Facts
+from shared.onednn import VARIABLE
 
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "KINETO_LOG_LEVEL": "99", "PYTHONUNBUFFERED": "1"}
 MISSING = "ModuleNotFoundError: No module named "
@@ -80,6 +81,15 @@ def runtimes(clock: Clock) -> dict[str, int]:
         with suppress(ValueError):
             counted |= json.loads(line.removeprefix(MARK)) if line.startswith(MARK) else {}
     return counted
+
+
+def with_onednn(clock: Clock) -> float | None:
+    """Seconds of `tf_impl.kit.health.convolution` in a process where TensorFlow has oneDNN."""
+    command = [sys.executable, "-c", "from tf_impl.kit import health; print(health.convolution())"]
+    _, out, _ = _run(command, QUIET | dict(os.environ) | {VARIABLE: "1"}, clock.left)
+    with suppress(ValueError, IndexError):
+        return float(out.split()[-1])
+    return None
 
 
 def keras_speeds(model: str, batch: int, backend: str, clock: Clock) -> dict[str, float]:

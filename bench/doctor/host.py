@@ -11,7 +11,7 @@ from math import floor, inf
 import psutil
 
 from bench.harness.processor import told
-from shared import cgroups
+from shared import cgroups, onednn
 
 # What each dtype's products need, by the beginning of the architecture's name: one of them.
 NEEDS = {
@@ -23,6 +23,7 @@ NEEDS = {
         "x86": ("avx512_vnni", "avx_vnni", "amx_int8"),
         "arm": ("i8mm", "asimddp"),
     },
+    "oneDNN in TensorFlow": {"x86": onednn.INSTRUCTIONS},
 }
 ARCHITECTURES = {"x86_64": "x86", "AMD64": "x86", "aarch64": "arm", "arm64": "arm"}
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench.analysis.verdicts import DELTA
 from bench.doctor.findings import Finding
 from bench.doctor.host import Host
 from bench.harness.machine import ISA_LIMITS
@@ -18,6 +19,7 @@ from shared.health import (
     Pools,
     Predicting,
 )
+from shared.onednn import VARIABLE
 
 # What sets the size of the pool in which operators run.
 SET_BY = {
@@ -95,6 +97,7 @@ def _pool(host: Host, framework: str, known: Pools, by: str) -> Iterator[Finding
     threads = known.threads["intra-op"]
     if host.enough <= threads <= host.usable or not threads:
         return
+    shown = known.gain is None or known.gain[0] > 1 + DELTA  # unmeasured, the count decides
     why = f" ({by})" if by else ""
     if threads < host.enough:
         check, what = "pool too small", f"It computes in {threads} of {host.usable} threads{why}"
@@ -107,8 +110,11 @@ def _pool(host: Host, framework: str, known: Pools, by: str) -> Iterator[Finding
         do = BY_CODE[framework].format(host.usable)
     if name == "OMP_NUM_THREADS":
         do += "; TensorFlow ignores this variable, so that the two had unequal numbers of threads"
+    if not shown:
+        do = f"leave it: {host.usable} threads are not shown to be faster; ask on a quiet machine"
+    technique = "serving_threads" if shown else ""
     measured = _speed(host, known, threads)
-    yield Finding(check, framework, what, measured, do, technique="serving_threads")
+    yield Finding(check, framework, what, measured, do, technique, wrong=shown)
 
 
 def _speed(host: Host, known: Pools, threads: int) -> str:
@@ -116,8 +122,9 @@ def _speed(host: Host, known: Pools, threads: int) -> str:
     if not known.flops:
         return ""
     measured = f"a product runs at {known.flops / 1e9:.3g} GFLOP/s with {threads}"
-    if known.with_all:
-        return f"{measured}, at {known.with_all / 1e9:.3g} with {host.usable}"
+    if known.gain:
+        low, high = known.gain
+        return f"{measured}; with {host.usable}, {low:.2g} to {high:.2g} times as many"
     return f"{measured}, and keeps {known.busy:.1f} cores busy"
 
 
@@ -156,15 +163,6 @@ def switches(host: Host) -> Iterator[Finding]:
         if host.variables.get(name, "").lower() not in OFF:
             evidence = f"{name}={host.variables[name]}"
             yield Finding("switched off", framework, effect.capitalize(), evidence, f"unset {name}")
-    if host.variables.get("TF_ENABLE_ONEDNN_OPTS", "").lower() in OFF[1:]:
-        value = host.variables["TF_ENABLE_ONEDNN_OPTS"]
-        yield Finding(
-            "switched off",
-            "tf",
-            "TensorFlow computes without oneDNN",
-            f"TF_ENABLE_ONEDNN_OPTS={value}",
-            "unset TF_ENABLE_ONEDNN_OPTS",
-        )
     for name in ISA_LIMITS:
         if name in host.variables:
             yield Finding(
@@ -174,6 +172,33 @@ def switches(host: Host) -> Iterator[Finding]:
                 f"{name}={host.variables[name]}",
                 f"unset {name}",
             )
+
+
+def onednn(
+    host: Host, without_s: float | None = None, with_s: float | None = None
+) -> Iterator[Finding]:
+    """TensorFlow without oneDNN, by a variable or by its own rule.
+
+    Seconds of a convolution without and with it, where that was measured; unmeasured it is wrong.
+    """
+    value = host.variables.get(VARIABLE)
+    off = value is not None and value.lower() in OFF[1:]
+    if not (off or without_s or (value is None and host.lacks("oneDNN in TensorFlow"))):
+        return
+    why = "by itself it does so only on processors with AVX-512 VNNI or bfloat16, AVX-VNNI or AMX"
+    measured = f"{VARIABLE}={value}" if off else f"{VARIABLE} is not set"
+    if without_s and with_s:
+        measured += f"; a convolution with its gradients takes {without_s * 1e3:.3g} ms, with "
+        measured += f"oneDNN {with_s * 1e3:.3g} ms"
+    yield Finding(
+        "without oneDNN",
+        "tf",
+        "TensorFlow computes without oneDNN" + ("" if off else f": {why}"),
+        measured,
+        f"set {VARIABLE}=1 before TensorFlow is imported, and compare your own steps",
+        technique="onednn",
+        wrong=not (without_s and with_s) or without_s > SLOWER * with_s,
+    )
 
 
 def instructions(
@@ -366,22 +391,28 @@ def keras_backend(asked: str, seconds: dict[str, float]) -> Iterator[Finding]:
 def quick(host: Host, path: Path | None = None) -> list[Finding]:
     """What can be said without starting a process: of the machine, its variables, a file's text."""
     source = path.read_text("utf-8", "replace") if path else ""
-    every = [*quota(host), *variables(host), *switches(host)]
+    every = [*quota(host), *variables(host), *switches(host), *onednn(host)]
     every += [one for one in instructions(host, {}, source) if one.wrong]
     every += keras_backend(host.variables.get("KERAS_BACKEND", ""), {})
     return every
 
 
 def judged(
-    host: Host, known: dict[str, Facts], source: str, seconds: dict[str, float]
+    host: Host,
+    known: dict[str, Facts],
+    source: str,
+    seconds: dict[str, float],
+    with_onednn_s: float | None = None,
 ) -> list[Finding]:
     """Every finding of the machine, and of a file whose `source` this is ("" without one).
 
-    seconds: of a step of the file's Keras model, by backend.
+    seconds: of a step of the file's Keras model, by backend. with_onednn_s: see `onednn`.
     """
     every = [*switches(host)]
     for side, facts in known.items():
         every += pools(host, side, facts)
+        if facts.without_onednn_s:
+            every += onednn(host, facts.without_onednn_s, with_onednn_s)
     products = {side: facts.products.flops for side, facts in known.items() if facts.products}
     every += instructions(host, products, source)
     for side, facts in known.items():

@@ -27,7 +27,10 @@ class Configured(Answer, frozen=True, kw_only=True):
 
 
 class Described(Answer, frozen=True, kw_only=True):
-    """A framework: versions, device, and its best products of each dtype in FLOP/s."""
+    """A framework: versions, device, and its best products of each dtype in FLOP/s.
+
+    onednn: whether its operators on the CPU are oneDNN's, where it has them.
+    """
 
     versions: dict[str, str | None]
     device: str
@@ -35,6 +38,7 @@ class Described(Answer, frozen=True, kw_only=True):
     python: str
     products: dict[str, Speed]
     keeps_freed_memory: bool | None
+    onednn: bool
 
 
 class Built(Answer, frozen=True, kw_only=True):

@@ -37,6 +37,7 @@ def describe(
     products: dict[str, dict[str, Speed]] = {}
     watch = machine.Watch()
     packages, devices, gpu = dict(environment.packages), {}, None
+    onednn: dict[str, bool] = {}
     allocator: dict = {"settings": machine.TUNED_ALLOCATOR}
     for name in dict.fromkeys(case.framework for case in plan.every):
         try:
@@ -46,6 +47,7 @@ def describe(
             continue
         packages[name] = described.versions | {"python": described.python}
         devices[name], allocator[name] = described.device, described.keeps_freed_memory
+        onednn[name] = described.onednn
         if not on_cpu(described.device):
             gpu = described.device_info
         products[name] = described.products
@@ -56,6 +58,9 @@ def describe(
         devices=devices,
         gpu=gpu,
         allocator=allocator,
+        onednn=", ".join(
+            f"{FRAMEWORKS[n].title} {'on' if on else 'off'}" for n, on in onednn.items()
+        ),
         products=products,
         peak_flops=_peaks(products),
         bandwidth=speed.bandwidth(threads, cache),

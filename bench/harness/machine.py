@@ -182,7 +182,6 @@ def describe(threads: int) -> Environment:
         governor=governor.read_text().strip() if governor.exists() else None,
         load=load(),
         python=platform.python_version(),
-        onednn=os.environ.get("TF_ENABLE_ONEDNN_OPTS", "on by default"),
         compiler=compiler() is not None,
         energy=Meter().names,
         packages={"bench": {name: _version(name) for name in BENCH_PACKAGES}},

@@ -92,7 +92,10 @@ def start_order(cases: list[Case], match: int, block: int) -> list[Case]:
 def parent_key(case: Case, threads: int) -> ParentKey:
     """The parent whose child a case's worker is; a control has one of its own."""
     arm = "control" if case.variant.role == "control" else "main"
-    return ParentKey(case.framework, case.flavour, case.variant.allocator or "tuned", arm, threads)
+    variant = case.variant
+    environment = tuple(sorted(variant.environment.items()))
+    place = case.framework, case.flavour, variant.allocator or "tuned"
+    return ParentKey(*place, arm, threads, environment)
 
 
 def files_of(processes: Processes, case: Case, seed: int) -> str:

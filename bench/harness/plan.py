@@ -132,10 +132,10 @@ class Variant:
     reached, by means that nobody has who needs the technique: shown, never advised).
     `effort` is the lowest that measures it: "default" is a headline, "ordinary" what is shown as
     well of a technique that is asked for by name. `program`: what it runs, where others of its work
-    run the same: those of one framework, flavour and allocator are measured once.
+    run the same: those of one framework, flavour, allocator and environment are measured once.
     `requires`: "cuda" or "compiler".
     `allocator`: "tuned" or "as installed"; None is the tuned one in matches and the installed one
-    where memory and probes are measured.
+    where memory and probes are measured. `environment`: variables of its processes.
     `loss_tolerance`: the relative difference of the certificate's losses that twins may show
     where the arithmetic differs by design; None is the task's own parity bar. `changes`: "math",
     where its losses are not those of its baseline, so that their certificates are not held against
@@ -158,6 +158,7 @@ class Variant:
     effort: str = "default"
     requires: str | None = None
     allocator: str | None = None
+    environment: dict[str, str] = field(default_factory=dict)
     loss_tolerance: float | None = None
     changes: str | None = None
     measured: Measure = Measure()

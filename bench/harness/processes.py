@@ -70,6 +70,7 @@ class ParentKey:
     allocator: str
     arm: str
     threads: int
+    environment: tuple[tuple[str, str], ...] = ()  # variables beside those that all have
 
     @property
     def modules(self) -> list[str]:
@@ -83,7 +84,7 @@ class ParentKey:
     def name(self) -> str:
         """A name for logs."""
         parts = (self.framework, self.flavour, self.allocator.replace(" ", "-"), self.arm)
-        return "-".join(filter(None, parts))
+        return "-".join(filter(None, (*parts, *map("".join, self.environment))))
 
 
 class Peer:
@@ -274,7 +275,7 @@ class Processes:
         )
         environment |= {wire.KEY: self._key} | scratch.environment(self.scratch)
         environment |= {"TORCHINDUCTOR_CACHE_DIR": str(self.compiled(key.framework))}
-        environment |= {TRAINED: str(self.trained)}
+        environment |= {TRAINED: str(self.trained)} | dict(key.environment)
         with open(self.logs / f"{name}.log", "ab") as log:
             process = subprocess.Popen(
                 [

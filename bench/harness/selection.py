@@ -172,7 +172,8 @@ def _program(case: Case) -> tuple:
     variant = case.variant
     if variant.program is None:
         return (case.id,)
-    return (case.work, case.side, variant.allocator, variant.program)
+    environment = tuple(sorted(variant.environment.items()))
+    return (case.work, case.side, variant.allocator, environment, variant.program)
 
 
 # Matches ------------------------------------------------------------------------------------------

@@ -121,6 +121,7 @@ class Operations(Timing, MemoryOperations, Training, KeepingChecks, Checking):
             python=sys.version.split()[0],
             products=best_products(runtime, dtypes, on_cpu=on_cpu(runtime.device())),
             keeps_freed_memory=memory.keeps_freed_memory(),
+            onednn=runtime.onednn(),
         )
 
     def _op_build(

@@ -149,7 +149,8 @@ def _of_products(difference: Difference, kind: str, words: str) -> str:
     calls = max(round(one[0]) for one in told)
     words = f"{calls} {words}" if calls > 1 else words
     names = [
-        library or side.name for (_, library, _), side in zip(told, _sides(difference), strict=True)
+        library or side.name + " without oneDNN" * (not side.facts.onednn)
+        for (_, library, _), side in zip(told, _sides(difference), strict=True)
     ]
     shares = [share for *_, share in told]
     dtypes = [_dtype(side, kind) for side in _sides(difference)]

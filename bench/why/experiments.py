@@ -1,9 +1,10 @@
 """Experiments that decide whether a cause is one.
 
 Those of `tested` need no new process: products, convolutions and attention by themselves, and a
-step on one thread. Those of `thorough` start both sides again with one condition changed: as many
-threads, the allocator as installed, fewer instructions. A cause is borne out where the difference
-that it should make is made: half of it at least.
+step on one thread. The others start both sides again with one condition changed: oneDNN switched on
+where TensorFlow leaves it off, and in `thorough` as many threads, the allocator as installed, fewer
+instructions. A cause is borne out where the difference that it should make is made: half of it at
+least.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from bench.why.causes import TESTED, Cause
 from bench.why.difference import Difference
 from bench.why.side import Alone, Request, Running
 from shared import step_events as kinds
+from shared.onednn import VARIABLE
 
 HALF = 0.5
 COMPUTED = (kinds.PRODUCTS, kinds.CONVOLUTIONS, kinds.ATTENTION)
@@ -117,6 +119,21 @@ def on_one_thread(
     borne = abs(gap) <= HALF * abs(difference.seconds) or gap * difference.seconds < 0
     told = f"on one thread, the difference is {gap * 1e3:.3g} ms"
     return cause.judged(borne, told)
+
+
+def with_onednn(named: list[Cause], difference: Difference, a: Request, b: Request) -> list[Cause]:
+    """The causes after steps in which a slower side that computes without oneDNN has it."""
+    slower = difference.a if difference.seconds > 0 else difference.b
+    parts = [one for one in named if one.kind in COMPUTED and one.seconds * difference.seconds > 0]
+    if slower.facts.onednn or slower.framework != "tf" or not parts:
+        return named
+    gap = gap_of(*(replace(one, variables=one.variables | {VARIABLE: "1"}) for one in (a, b)))
+    words = f"with {VARIABLE}=1 the difference is {gap * 1e3:.3g} ms"
+    largest = max(parts, key=lambda one: abs(one.seconds))
+    borne = (difference.seconds - gap) / largest.seconds >= HALF
+    evidence = "; ".join(filter(None, (largest.evidence, words)))
+    judged = largest.judged(borne or largest.status == TESTED, evidence)
+    return [judged if one is largest else one for one in named]
 
 
 def thorough(named: list[Cause], difference: Difference, a: Request, b: Request) -> list[Cause]:

@@ -187,6 +187,7 @@ class Program:
             denormal=self._denormal(),
             flushed=self._flushed(),
             peaks=peaks,
+            onednn=runtime.onednn(),
         )
 
     def _denormal(self) -> float:

@@ -24,7 +24,7 @@ from shared.cgroups import usable_threads
 from shared.specs import TASKS
 
 ROUNDS = 7
-BASELINE = "its baseline"  # what the other row of one framework is called
+BASELINE = "its baseline"  # what the baseline of a row is called
 Say = Callable[[str], None]
 
 
@@ -49,7 +49,7 @@ def asked(given: Namespace, folder: Path) -> tuple[Request, Request]:
         variants = _variants(technique, given.variant, needed)
     both = list(zip(needed, variants, strict=True))
     if not twins:
-        both.append((framework, base))
+        both.append((framework, _compared_with(technique, variants[0], framework, base)))
     work = Workload(task, "compute", mode="predict" if given.predict else "train")
     a, b = (
         request(
@@ -61,6 +61,12 @@ def asked(given: Namespace, folder: Path) -> tuple[Request, Request]:
         for side, one in both
     )
     return a, b
+
+
+def _compared_with(technique: Technique, one: Variant, side: str, base: Variant) -> Variant:
+    """The row of a framework that a record compares another with: `against`, or the baseline."""
+    known = {it.name: it for it in technique.variants if side in it.frameworks}
+    return known.get(one.against, base)
 
 
 def _name(variant: Variant, side: str, mode: str) -> str:
@@ -104,6 +110,7 @@ def request(case: Case, name: str, data: str, size: int) -> Request:
         data=data,
         threads=usable_threads(),
         allocator=case.variant.allocator or "tuned",
+        variables=case.variant.environment,
     )
 
 
@@ -163,6 +170,7 @@ def explained(
             difference = compare(*with_libraries(pair, sides, left))
         say("testing what was found")
         named = experiments.tested(causes(difference), difference, a, b)
+    named = experiments.with_onednn(named, difference, *pair)
     if thorough:
         named = experiments.thorough(named, difference, *pair)
     return difference, named

@@ -9,6 +9,7 @@ import gc
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from time import perf_counter
 
 import numpy as np
 import torch
@@ -36,13 +37,23 @@ def product(*, dtype: str, size: int, seconds: float) -> float:
 
 
 def product_with(*, threads: int, size: int, seconds: float) -> float | None:
-    """FLOP/s of a float32 product with so many threads."""
-    before = torch.get_num_threads()
+    """FLOP/s of float32 products over so many seconds with so many threads, pauses included."""
+    before, a = torch.get_num_threads(), torch.randn(size, size)
     torch.set_num_threads(threads)
     try:
-        return runtime.matmul_flops(size=size, dtype="float32", seconds=seconds)
+        out, count = a @ a, 0
+        start = perf_counter()
+        while (passed := perf_counter() - start) < seconds:
+            torch.mm(a, a, out=out)
+            count += 1
+        return 2 * size**3 * count / passed
     finally:
         torch.set_num_threads(before)
+
+
+def without_onednn() -> float | None:
+    """Nothing: PyTorch switches oneDNN off nowhere by itself."""
+    return None
 
 
 def subject(module) -> Subject:

@@ -36,6 +36,13 @@ def convolution_formats(model: nn.Module, call: Callable) -> dict[str, int]:
     return {name: number for name, number in counts.items() if name != "both"}
 
 
+def onednn_operators(call: Callable) -> int:
+    """Count the operators of oneDNN that `call()` ran; those of a backward pass have no name."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        call()
+    return sum("mkldnn" in event.name for event in profile.events())
+
+
 def _format_of(tensor: Tensor) -> str:
     if tensor.dim() != 4:  # one image without a batch
         return "both"

@@ -37,6 +37,11 @@ def configure(*, threads: int, seed: int) -> dict[str, int]:
     return {"intra_op": torch.get_num_threads(), "inter_op": torch.get_num_interop_threads()}
 
 
+def onednn() -> bool:
+    """Whether operators on the CPU are oneDNN's, where it has them: so it is by default."""
+    return torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
+
+
 @contextlib.contextmanager
 def same_threads() -> Iterator[None]:
     """Threads are after it what they were before, whatever is set within."""

@@ -9,7 +9,9 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import cycle
 from math import inf
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from bench.doctor import asking, command, gains, judges
 from bench.doctor import host as hosts
 from bench.doctor.host import Host
 from bench.record import Metric
-from shared import health
+from shared import health, onednn
 from shared.health import Batches, Denormals, Facts, Mode, NewShapes, Pools, Predicting, Products
 from tests import records, workers
 from tests.diagnosis.files import DENORMAL, HEALTHY, PLANTED, TRY
@@ -65,11 +67,12 @@ def test_a_sound_setup_has_no_finding():
 )
 def test_a_pool_of_a_wrong_size_is_named_with_its_variable(threads, variables, finding):
     host = replace(HOST, variables=variables)
-    known = Facts(pools=Pools({"intra-op": threads}, 1.0, 1e10, 8e10))
+    known = Facts(pools=Pools({"intra-op": threads}, 1.0, 1e10, (7.8, 8.1)))
     assert wrong(host, pt=known, tf=POOLS) == [finding]
     (one,) = judges.judged(host, {"pt": known}, "", {})
     assert f"OMP_NUM_THREADS={threads}" in one.what
-    assert one.evidence == f"a product runs at 10 GFLOP/s with {threads}, at 80 with 8"
+    measured = f"a product runs at 10 GFLOP/s with {threads}; with 8, 7.8 to 8.1 times as many"
+    assert one.evidence == measured
     assert "TensorFlow ignores this variable" in one.advice
 
 
@@ -90,6 +93,36 @@ def test_a_pool_of_a_wrong_size_is_named_with_its_variable(threads, variables, f
 def test_variables_are_judged_before_any_framework_was_started(variables, limit, finding):
     host = replace(HOST, variables=variables, **limit)
     assert [one.check for one in judges.quick(host)] == finding
+
+
+@pytest.mark.parametrize(
+    ("gain", "is_shown"),
+    [((1.04, 1.9), True), ((1.02, 1.9), False), ((0.7, 1.4), False), ((0.5, 0.8), False)],
+)
+def test_a_size_is_advised_only_where_all_turns_show_that_it_is_faster(gain, is_shown):
+    """By more than 3%; under load ratios scatter, or say the opposite."""
+    host = replace(HOST, variables={"OMP_NUM_THREADS": "1"})
+    known = Facts(pools=Pools({"intra-op": 1}, 1.0, 1e10, gain))
+    (one,) = judges.judged(host, {"pt": known}, "", {})
+    assert one.wrong is is_shown
+    assert ("set it to 8" in one.advice) is is_shown
+    assert ("8 threads are not shown to be faster" in one.advice) is not is_shown
+    assert (one.technique == "serving_threads") is is_shown
+
+
+def test_pools_of_two_sizes_are_timed_in_turns(monkeypatch):
+    """Another program takes half of the first three turns: the ratio of each turn is the same."""
+    monkeypatch.setattr(health, "usable_threads", lambda: 8)
+    asked = []
+
+    def product_with(*, threads, size, seconds):
+        asked.append(threads)
+        return threads * 1e10 / (2 if len(asked) <= 6 else 1)
+
+    kit = SimpleNamespace(product=lambda **_: 2e10, product_with=product_with)
+    pools = health._pools(kit, {"intra-op": 2})
+    assert pools.gain == (4.0, 4.0)
+    assert asked == [8, 2] * health.TURNS
 
 
 def test_threads_of_one_core_need_no_thread_each():
@@ -141,13 +174,42 @@ def test_what_the_system_does_not_list_is_not_said_to_be_missing():
     [
         ({"TORCHDYNAMO_DISABLE": "1"}, "switched off pt"),
         ({"TORCHDYNAMO_DISABLE": "0"}, None),
-        ({"TF_ENABLE_ONEDNN_OPTS": "0"}, "switched off tf"),
-        ({"TF_ENABLE_ONEDNN_OPTS": "1"}, None),
         ({"ONEDNN_MAX_CPU_ISA": "SSE41"}, "limited instructions"),
     ],
 )
 def test_variables_that_switch_something_off_are_named(variables, finding):
     assert wrong(replace(HOST, variables=variables), pt=POOLS) == ([finding] if finding else [])
+
+
+OLD = replace(HOST, flags=frozenset(("avx2",)))
+
+
+@pytest.mark.parametrize(
+    ("host", "variable", "is_named"),
+    [
+        (HOST, None, False),
+        (HOST, "0", True),
+        (OLD, None, True),
+        (OLD, "0", True),
+        (OLD, "1", False),
+    ],
+)
+def test_tensorflow_without_onednn_is_named_before_it_was_started(host, variable, is_named):
+    variables = {} if variable is None else {onednn.VARIABLE: variable}
+    found = judges.quick(replace(host, variables=variables))
+    assert [one.check for one in found] == ["without oneDNN"] * is_named
+
+
+@pytest.mark.parametrize(("with_s", "is_wrong"), [(3e-3, True), (9e-3, False), (None, True)])
+def test_a_convolution_says_what_onednn_would_gain(with_s, is_wrong):
+    facts = {"tf": replace(POOLS, without_onednn_s=10e-3)}
+    (one,) = judges.onednn(OLD, 10e-3, with_s)
+    assert one.wrong is is_wrong
+    assert one.advice.startswith("set TF_ENABLE_ONEDNN_OPTS=1 before TensorFlow is imported")
+    measured = f"takes 10 ms, with oneDNN {with_s and with_s * 1e3:.3g} ms" if with_s else "not set"
+    assert one.evidence.endswith(measured)
+    assert one in judges.judged(OLD, facts, "", {}, with_s)
+    assert wrong(OLD, tf=POOLS) == []
 
 
 SHAPES = {f"({n},)": 1 for n in range(16, 26)}
@@ -289,10 +351,11 @@ def test_denormal_numbers_are_counted_without_arithmetic():
 
 
 @pytest.fixture
-def facts(framework, impl, tmp_path, capsys):
-    """`facts(text)`: what a framework's process tells of a file."""
+def facts(framework, impl, tmp_path, capsys, monkeypatch):
+    """`facts(text)`: what a process tells of a file, where a pool of another size is faster."""
     kit = importlib.import_module(f"{impl.__name__}.kit.health")
-
+    rates = cycle((2e10, 1e10))
+    monkeypatch.setattr(kit, "product_with", lambda **_: next(rates))
     threads = kit.pools()["intra-op"]
 
     def tell(text: str) -> Facts:

@@ -739,6 +739,17 @@ def test_an_answer_that_is_damaged_or_of_another_kind_is_one_line(monkeypatch, t
     assert "\n" not in str(failed.value)
 
 
+@linux
+def test_variables_of_a_row_reach_its_processes(started):
+    key = replace(KEY, environment=(("LIBRARY", "1"),))
+    started.start_parents([KEY, key])
+    for one, has in ((KEY, False), (key, True)):
+        for peer in (started.fork(one, "forked"), started.execute(one, "executed")):
+            variables = Path(f"/proc/{peer.peer.pid}/environ").read_bytes().split(b"\0")
+            assert (b"LIBRARY=1" in variables) is has
+            peer.stop(kill=True)
+
+
 def test_workers_end_with_what_they_started(started, digits):
     started.start_parents([KEY])
     for peer in (started.fork(KEY, "forked"), started.execute(KEY, "executed")):

@@ -233,10 +233,11 @@ def test_rows_of_one_work_that_run_the_same_program_show_one_of_them():
     assert all(shown[c.id] == c.id for c in cases if not c.is_baseline)
 
 
-def test_another_allocator_and_a_control_are_programs_of_their_own():
+def test_another_allocator_environment_and_a_control_are_programs_of_their_own():
     plain = Variant("plain", role="baseline", program="plain")
     tuned = Variant("tuned", allocator="tuned", program="plain")
-    one = replace(TECHNIQUE, variants=(plain, tuned), workloads=TECHNIQUE.workloads[:1])
+    other = Variant("other", environment={"LIBRARY": "1"}, program="plain")
+    one = replace(TECHNIQUE, variants=(plain, tuned, other), workloads=TECHNIQUE.workloads[:1])
     cases = cases_of(one, "module", "default")
     assert programs(cases, {"made_up": one}) == own_programs(cases)
 

@@ -150,6 +150,7 @@ DESCRIBED = Described(
     device="cpu",
     device_info=None,
     keeps_freed_memory=True,
+    onednn=True,
     products={"float32": Speed(one=1e9, all=1e9)},
 )
 
@@ -506,7 +507,7 @@ def changed(*place, file="state.json", **values):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (changed("environment", onednn="0"), "onednn was 0, is "),
+        (changed("environment", onednn="off"), "onednn was off, is PyTorch on"),
         (changed("environment", "packages", "tf", numpy="1"), "packages tf numpy was 1, is 2"),
         (changed("environment", "allocator", pt=False), "allocator pt was False, is True"),
         (changed("environment", "devices", pt="cuda:0"), "devices pt was cuda:0, is cpu"),

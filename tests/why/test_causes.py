@@ -210,6 +210,27 @@ def test_a_condition_that_is_changed_in_new_processes_decides(monkeypatch, kind,
     assert "the difference is" in judged.evidence
 
 
+@pytest.mark.parametrize(("gap", "status"), [(2.0, TESTED), (38.0, GUESS)])
+def test_tensorflow_without_onednn_is_told_and_tried_with_it(monkeypatch, gap, status):
+    slow = m.replaced(more(kinds.CONVOLUTIONS, onednn=False), framework="tf", name="TensorFlow")
+    convolution = m.replaced(product("", 40.0 * MS), kind=kinds.CONVOLUTIONS)
+    slow = m.replaced(slow, products=[convolution])
+    difference = compare(slow, side("PyTorch"))
+    asked = []
+    monkeypatch.setattr(experiments, "gap_of", lambda *pair: asked.extend(pair) or gap * MS)
+    request = Request(name="any", framework="tf", case=None, data="", threads=2)
+    (cause,) = experiments.with_onednn(causes(difference), difference, request, request)
+    assert "TensorFlow without oneDNN" in sentence(difference)
+    assert cause.status == status
+    assert cause.evidence == f"with TF_ENABLE_ONEDNN_OPTS=1 the difference is {gap:.3g} ms"
+    assert [one.variables for one in asked] == [{"TF_ENABLE_ONEDNN_OPTS": "1"}] * 2
+    faster = compare(side("PyTorch"), slow)
+    assert experiments.with_onednn(causes(faster), faster, request, request) != causes(faster)
+    with_it = m.replaced(slow, facts=m.replaced(slow.facts, onednn=True))
+    known = compare(with_it, side("PyTorch"))
+    assert experiments.with_onednn(causes(known), known, request, request) == causes(known)
+
+
 WIDE = (8, 16, 16, 4, 3, 3, 4, 8, 1, 1, 1, 1, 0)  # a convolution, see the kits
 
 

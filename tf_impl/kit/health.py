@@ -18,7 +18,7 @@ import tensorflow as tf
 from shared import health
 from shared.health import Denormals, Mode, Predicting, Subject
 from shared.user_model import RECIPE, first, leaves, made_of, pair
-from tf_impl.kit import calling, runtime, training, user_model
+from tf_impl.kit import calling, runtime, step_events, training, user_model
 
 _DENORMAL = 1e-39
 
@@ -73,6 +73,17 @@ def product(*, dtype: str, size: int, seconds: float) -> float:
 def product_with(*, threads: int, size: int, seconds: float) -> float | None:
     """None: a pool can't be resized."""
     return None
+
+
+def without_onednn() -> float | None:
+    """Seconds of `convolution`, where TensorFlow computes it without oneDNN."""
+    return None if runtime.onednn() else convolution()
+
+
+def convolution() -> float:
+    """Seconds of a convolution with its gradients: 16 samples, 32 by 32 pixels, 64 channels."""
+    shape = (16, 32, 32, 64, 3, 3, 64, 64, 1, 1, 1, 1, 1)
+    return step_events.convolution_seconds(shape, dtype="float32", train=True, seconds=0.3)
 
 
 def subject(module) -> Subject:

@@ -32,6 +32,12 @@ def convolution_formats(model: tf.keras.Model, call: Callable) -> dict[str, int]
     return dict(Counter(_FORMATS.get(name, "other") for name in names))
 
 
+def onednn_operators(call: Callable) -> int:
+    """Count the operators of oneDNN that `call()` ran, in the graphs that were executed."""
+    call()  # may trace
+    return sum(node.op.startswith("_Mkl") for node in _executed_nodes(call))
+
+
 def update_operators(update: Callable) -> dict[str, int]:
     """Count the operators of one update, by name; a program of XLA counts as "compiled".
 

@@ -1,0 +1,81 @@
+"""oneDNN on a CPU: what it gains over what the framework computes with otherwise."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+
+from bench.harness.helpers import need_cpu, plain
+from bench.harness.plan import (
+    TRAIN_STEP,
+    Prepared,
+    Technique,
+    UserModel,
+    Variant,
+    Work,
+    Workload,
+    row,
+)
+from shared import onednn
+
+ON, OFF = {onednn.VARIABLE: "1"}, {onednn.VARIABLE: "0"}
+
+TECHNIQUE = Technique(
+    family="train_step",
+    name="onednn",
+    title="oneDNN: the library that computes on a CPU",
+    remedies=("arithmetic",),
+    user_model=UserModel(TRAIN_STEP, ("default", "with_onednn")),
+    variants=(
+        Variant("default", role="baseline", title="the framework's own choice", program="plain"),
+        row("with_onednn", "with oneDNN", frameworks=("tf",), environment=ON, enabled=True),
+        row("without_onednn", "without oneDNN", "ordinary", environment=OFF, enabled=False),
+    ),
+    workloads=(
+        Workload("photos-resnet18", "compute"),
+        Workload("photos-resnet18", "compute", effort="ordinary", mode="predict"),
+        Workload("text-gpt-10m", "compute", effort="ordinary"),
+        Workload("digits-cnn", "compute", effort="ordinary"),
+    ),
+    differs_by_design=(
+        "PyTorch switches within a process. TensorFlow reads a variable as it is imported, so that "
+        "its rows run in processes with that variable.",
+    ),
+    notes=(
+        "TensorFlow decides by the processor's instructions. What it decides by itself has no row "
+        "here, since that is the baseline: such a row is UNSUPPORTED with that reason.",
+        "PyTorch has oneDNN on by default, everywhere: the row without it shows what it gains.",
+    ),
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """The plain step and prediction, with oneDNN or without."""
+    prepared = plain(impl, work)
+    if not work.settings:
+        return prepared
+    need_cpu(impl)
+    enabled = work.settings["enabled"]
+    if impl.__name__ == "tf_impl" and enabled == onednn.is_default():
+        state = "on" if enabled else "off"
+        raise NotImplementedError(
+            f"TensorFlow has oneDNN {state} by default on this processor: the baseline shows it"
+        )
+    switched = impl.train_step.onednn.with_onednn
+    step, predict = (switched(one, enabled=enabled) for one in (prepared.step, prepared.predict))
+    return replace(prepared, step=step, predict=predict)
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """Operators of oneDNN ran, or none did."""
+
+    def call():
+        return prepared.predict(batch[0]) if work.mode == "predict" else prepared.step(*batch)
+
+    operators = importlib.import_module(f"{impl.__name__}.kit.operators")
+    calls = operators.onednn_operators(call)
+    enabled = work.settings.get("enabled")
+    reason = None
+    if enabled is not None and bool(calls) != enabled:
+        reason = f"{calls} operators of oneDNN ran"
+    return {"onednn_operators": calls}, reason
