@@ -58,6 +58,7 @@ class Program:
         self.rounds: list[float] = []
         self._taken: list[tuple[float, int]] = []  # seconds, and graphs that were made meanwhile
         self._used: list[tuple[float, ...]] = []
+        self._graphs: Callable[[], int | None] = lambda: None
         self._warm = False
 
     def round(self) -> float:
@@ -66,6 +67,7 @@ class Program:
             for _ in range(WARM_STEPS):
                 self._timed()
             self._taken.clear()
+            self._graphs = self.impl.kit.runtime.trace_counter(self.step)
             self._warm = True
         delays = _delays()
         before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
@@ -153,13 +155,11 @@ class Program:
         return [m.replaced(one, **again) if one.kind in between else one for one in pieces]
 
     def _timed(self) -> None:
-        start, before = time.perf_counter(), self._graphs()
+        before, start = self._graphs() or 0, time.perf_counter()
         self.step(*in_order(next(self.batches)))
         self.impl.kit.runtime.synchronize()
-        self._taken.append((time.perf_counter() - start, self._graphs() - before))
-
-    def _graphs(self) -> int:
-        return self.impl.kit.runtime.trace_count(self.step) or 0
+        seconds = time.perf_counter() - start
+        self._taken.append((seconds, (self._graphs() or 0) - before))
 
     def _facts(self, dtypes: set[str]) -> m.Facts:
         whole, *used = map(sum, zip(*self._used, strict=True))

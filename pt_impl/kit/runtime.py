@@ -243,9 +243,14 @@ def trace_count(step: Callable) -> int | None:
     A step counts as compiled where it, or something that it or its functions close over, came from
     `torch.compile` or is a module on which `compile()` was called.
     """
+    return trace_counter(step)()
+
+
+def trace_counter(step: Callable) -> Callable[[], int | None]:
+    """Return what counts as `trace_count` does; a call of it takes no time to speak of."""
     if not any(_is_compiled(part) for part in (step, *_closed_over(step))):
-        return None
-    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        return lambda: None
+    return lambda: torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
 def _closed_over(step: Callable) -> list:
