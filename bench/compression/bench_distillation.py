@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from bench.harness.helpers import plain
+from bench.harness.helpers import gradient, norm, plain
 from bench.harness.plan import (
     Measure,
     Prepared,
@@ -20,7 +19,7 @@ from bench.harness.plan import (
     row,
 )
 from shared import teacher
-from shared.specs import TASKS, parameter_shapes
+from shared.specs import TASKS
 
 # Hinton et al. (2015) found temperatures of 2.5 to 4 best for small students (section 3), and a
 # low weight on the labels. Fixed here before anything was measured.
@@ -122,20 +121,6 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     if not evidence["step_to_sum"] < MOST_APART:
         return evidence, "the step's gradient is not the weighted sum of labels and teacher"
     return evidence, None
-
-
-def gradient(prepare: Callable, impl, work: Work, batch) -> dict[str, np.ndarray]:
-    """The gradient of one step: by how much plain descent at rate 1 moves a fresh student."""
-    recipe = replace(work.task.recipe, optimizer="sgd", learning_rate=1.0, momentum=0.0)
-    prepared = prepare(impl, replace(work, task=replace(work.task, recipe=recipe)))
-    prepared.step(*batch)
-    after = impl.kit.models.export_weights(prepared.model)
-    return {n: work.weights[n] - after[n] for n in parameter_shapes(work.task.model)}
-
-
-def norm(tensors: dict[str, np.ndarray]) -> float:
-    """The norm of all tensors together."""
-    return float(np.sqrt(sum(np.sum(np.square(value, dtype=float)) for value in tensors.values())))
 
 
 def _apart(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> float:

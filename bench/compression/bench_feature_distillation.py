@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bench.compression import bench_distillation
-from bench.compression.bench_distillation import MOST_APART, gradient, norm
+from bench.compression.bench_distillation import MOST_APART
 from bench.harness.examples import zeros
-from bench.harness.helpers import plain
+from bench.harness.helpers import gradient, norm, plain
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, other_math
 from shared import teacher
 

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from bench.harness.plan import Prepared, Work
 from bench.harness.worker import on_cpu
+from shared.specs import parameter_shapes
 
 
-def plain(impl, work: Work, model: Any = None) -> Prepared:
-    """The plain step and prediction of a model: of the task's with its initial weights."""
+def plain(impl, work: Work, model: Any = None, make: Callable | None = None) -> Prepared:
+    """The plain step and prediction of a model: of the task's with its initial weights.
+
+    make: what makes another step of (model, optimizer, loss).
+    """
     if model is None:
         model = impl.kit.models.build(work.task.model, work.weights)
     training = impl.kit.training
     optimizer = training.make_optimizer(model, work.task.recipe)
-    step = training.make_train_step(model, optimizer, training.loss_of(work.task))
+    step = (make or training.make_train_step)(model, optimizer, training.loss_of(work.task))
     return Prepared(step, training.make_predict(model), model, optimizer)
 
 
@@ -39,3 +48,32 @@ def figure(unit: str, samples: list) -> dict:
 def once(unit: str, value: float | None) -> dict:
     """What was measured once."""
     return {"value": value, "unit": unit, "samples": None}
+
+
+def checking(work: Work, call: Callable[[], object], faults: Callable[[], dict]) -> dict:
+    """Seconds of a call; where a row checks, also what it says of planted faults, "" for none."""
+    passes = []
+    for _ in range(work.repetitions):
+        start = time.perf_counter()
+        call()
+        passes.append(time.perf_counter() - start)
+    metrics = {"pass": figure("s", passes)}
+    if work.settings:
+        seen = faults()
+        metrics["found"] = once("faults", sum(map(bool, seen.values())))
+        metrics["evidence"] = {"faults": seen}
+    return metrics
+
+
+def gradient(prepare: Callable, impl, work: Work, batch) -> dict[str, np.ndarray]:
+    """The gradient of one step: by how much plain descent at rate 1 moves a fresh model."""
+    recipe = replace(work.task.recipe, optimizer="sgd", learning_rate=1.0, momentum=0.0)
+    prepared = prepare(impl, replace(work, task=replace(work.task, recipe=recipe)))
+    prepared.step(*batch)
+    after = impl.kit.models.export_weights(prepared.model)
+    return {n: work.weights[n] - after[n] for n in parameter_shapes(work.task.model)}
+
+
+def norm(tensors: dict[str, np.ndarray]) -> float:
+    """The norm of all tensors together."""
+    return float(np.sqrt(sum(np.sum(np.square(value, dtype=float)) for value in tensors.values())))

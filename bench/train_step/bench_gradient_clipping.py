@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
+from bench.harness.helpers import gradient, norm, plain
 from bench.harness.plan import (
     TRAIN_STEP,
     Prepared,
@@ -52,10 +54,7 @@ TECHNIQUE = Technique(
 
 def prepare(impl, work: Work) -> Prepared:
     """The baseline step, or the technique's with its settings."""
-    model = impl.kit.models.build(work.task.model, work.weights)
-    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    step = _make_step(impl, work, model, optimizer, impl.kit.training.cross_entropy)
-    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
+    return plain(impl, work, make=partial(_make_step, impl, work))
 
 
 def _make_step(impl, work, model, optimizer, loss_fn):
@@ -90,10 +89,4 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
 def _moved(impl, work, batch) -> float:
     """The norm of what the weights of a fresh model moved in one step."""
     impl.kit.runtime.set_seed(0)  # else each model drops other activations
-    model = impl.kit.models.build(work.task.model, work.weights)
-    recipe = replace(work.task.recipe, optimizer="sgd", learning_rate=1.0, momentum=0.0)
-    optimizer = impl.kit.training.make_optimizer(model, recipe)
-    _make_step(impl, work, model, optimizer, impl.kit.training.cross_entropy)(*batch)
-    after = impl.kit.models.export_weights(model)
-    names = parameter_shapes(work.task.model)
-    return math.sqrt(sum(((work.weights[n] - after[n]) ** 2).sum() for n in names))
+    return norm(gradient(prepare, impl, work, batch))
