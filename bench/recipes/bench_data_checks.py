@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
 
-from bench.harness.helpers import figure, once
+from bench.harness.helpers import checking
 from bench.harness.plan import Technique, Work, Workload, warm
 from shared import datasets
 
@@ -36,20 +35,14 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     size = work.task.recipe.accuracy_batch_size
     order = list(datasets.batch_order(len(x), size, seed=0, epoch=0))
     split = [impl.kit.data.to_device(x[rows], y[rows]) for rows in order]
-    passes = []
-    for _ in range(work.repetitions):
-        start = time.perf_counter()
+
+    def call():
         if work.settings:
             impl.recipes.data_checks.check_data(split, num_classes=10)
         else:
             sum(float(y[0]) for _, y in split)
-        passes.append(time.perf_counter() - start)
-    metrics = {"pass": figure("s", passes)}
-    if work.settings:
-        seen = _faults(impl, x[:600], y[:600])
-        metrics["found"] = once("faults", sum(map(bool, seen.values())))
-        metrics["evidence"] = {"faults": seen}
-    return metrics
+
+    return checking(work, call, lambda: _faults(impl, x[:600], y[:600]))
 
 
 def _faults(impl, x: np.ndarray, y: np.ndarray) -> dict[str, str]:

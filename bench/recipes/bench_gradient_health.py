@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 
-from bench.harness.helpers import figure, once, plain
+from bench.harness.helpers import checking, plain
 from bench.harness.plan import Technique, Work, Workload, warm
 
 TECHNIQUE = Technique(
@@ -34,20 +32,14 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     """Seconds of a step or of the norms of a batch, and what is found of sick networks."""
     row, loss_fn = plain(impl, work), impl.kit.training.cross_entropy
     batch = impl.kit.data.resident_batches(batches[:1])[0]
-    passes = []
-    for _ in range(work.repetitions):
-        start = time.perf_counter()
+
+    def call():
         if work.settings:
             impl.recipes.gradient_health.gradient_norms(row.model, loss_fn, *batch)
         else:
             impl.kit.runtime.to_float(row.step(*batch))
-        passes.append(time.perf_counter() - start)
-    metrics = {"pass": figure("s", passes)}
-    if work.settings:
-        seen = _faults(impl)
-        metrics["found"] = once("faults", sum(map(bool, seen.values())))
-        metrics["evidence"] = {"faults": seen}
-    return metrics
+
+    return checking(work, call, lambda: _faults(impl))
 
 
 def _faults(impl) -> dict[str, str]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-
-from bench.harness.helpers import figure, once
+from bench.harness.helpers import checking
 from bench.harness.plan import Technique, Work, Workload, warm
 
 TECHNIQUE = Technique(
@@ -32,20 +30,14 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     model = impl.kit.models.build(work.task.model, work.weights)
     predict, loss_fn = training.make_predict(model), training.cross_entropy
     batch = impl.kit.data.resident_batches(batches[:1])[0]
-    passes = []
-    for _ in range(work.repetitions):
-        start = time.perf_counter()
+
+    def call():
         if work.settings:
             impl.recipes.loss_checks.check_loss(model, loss_fn, *batch)
         else:
             impl.kit.runtime.to_float(loss_fn(predict(batch[0]), batch[1]))
-        passes.append(time.perf_counter() - start)
-    metrics = {"pass": figure("s", passes)}
-    if work.settings:
-        seen = _faults(impl, model, *batch)
-        metrics["found"] = once("faults", sum(map(bool, seen.values())))
-        metrics["evidence"] = {"faults": seen}
-    return metrics
+
+    return checking(work, call, lambda: _faults(impl, model, *batch))
 
 
 def _faults(impl, model, x, y) -> dict[str, str]:
