@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bench.harness.helpers import not_timed
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, row
+from bench.train_step.bench_mixed_precision import ran_in
 
 # Of the mean of squares that predictions are compared by: as in the files of export.
 HALF_LOSSES = 0.05
@@ -60,8 +61,5 @@ def prepare(impl, work: Work) -> Prepared:
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
     """Matrix products and convolutions ran in the dtype that was asked for."""
-    dtypes = impl.kit.runtime.operator_dtypes(lambda x, y: prepared.predict(x), *batch)
-    ran = {dtype for operators in dtypes.values() for dtype in operators}
     wanted = work.settings.get("dtype", "float32")
-    reason = None if ran == {wanted} else f"ran in {', '.join(sorted(ran))}, not only {wanted}"
-    return {"operator_dtypes": dtypes}, reason
+    return ran_in(impl, work, lambda x, y: prepared.predict(x), batch, wanted)

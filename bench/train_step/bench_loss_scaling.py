@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
-from bench.train_step.bench_mixed_precision import ran_in
+from bench.train_step.bench_mixed_precision import in_dtype, ran_in
 
 FP16_LOSSES = 0.01
 
@@ -51,15 +51,7 @@ TECHNIQUE = Technique(
 
 def prepare(impl, work: Work) -> Prepared:
     """The baseline step for fp32, the technique's for all others."""
-    model = impl.kit.models.build(work.task.model, work.weights)
-    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    loss = impl.kit.training.loss_of(work.task)
-    if not work.settings:
-        step = impl.kit.training.make_train_step(model, optimizer, loss)
-        return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
-    step = impl.train_step.loss_scaling.make_train_step(model, optimizer, loss, **work.settings)
-    predict = impl.deployment.reduced_precision.make_predict(model, **work.settings)
-    return Prepared(step, predict, model, optimizer)
+    return in_dtype(impl, work, impl.train_step.loss_scaling)
 
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
+from bench.harness.helpers import plain
 from bench.harness.plan import TRAIN_STEP, Prepared, Technique, UserModel, Variant, Work, Workload
 
 # bfloat16 keeps 8 significant bits: each operand is rounded by up to 2^-9 = 0.2%, and a loss is
@@ -61,15 +65,16 @@ TECHNIQUE = Technique(
 
 def prepare(impl, work: Work) -> Prepared:
     """The baseline step for fp32, the technique's for all others."""
-    model = impl.kit.models.build(work.task.model, work.weights)
-    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    loss = impl.kit.training.loss_of(work.task)
+    return in_dtype(impl, work, impl.train_step.mixed_precision)
+
+
+def in_dtype(impl, work: Work, technique) -> Prepared:
+    """The step of a technique and predictions in its dtype, or both plain ones."""
     if not work.settings:
-        step = impl.kit.training.make_train_step(model, optimizer, loss)
-        return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
-    step = impl.train_step.mixed_precision.make_train_step(model, optimizer, loss, **work.settings)
-    predict = impl.deployment.reduced_precision.make_predict(model, **work.settings)
-    return Prepared(step, predict, model, optimizer)
+        return plain(impl, work)
+    row = plain(impl, work, make=partial(technique.make_train_step, **work.settings))
+    predict = impl.deployment.reduced_precision.make_predict(row.model, **work.settings)
+    return replace(row, predict=predict)
 
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
