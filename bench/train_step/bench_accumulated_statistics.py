@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from bench.harness.helpers import plain
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, other_math
 from bench.train_step.bench_gradient_accumulation import look_at_a_step
 from shared.specs import state_shapes
@@ -45,10 +48,7 @@ def prepare(impl, work: Work) -> Prepared:
     """The baseline step, or the technique's with its settings."""
     if not state_shapes(work.task.model):
         raise NotImplementedError(f"no layer of {work.task.name} keeps running statistics")
-    model = impl.kit.models.build(work.task.model, work.weights)
-    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    step = _make_step(impl, work, model, optimizer, impl.kit.training.cross_entropy)
-    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
+    return plain(impl, work, make=partial(_make_step, impl, work))
 
 
 def _make_step(impl, work, model, optimizer, loss_fn):

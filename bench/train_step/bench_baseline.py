@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from bench.harness.helpers import plain
 from bench.harness.plan import (
     TRAIN_STEP,
     WARM,
@@ -59,20 +60,14 @@ def prepare(impl, work: Work) -> Prepared:
     """The kit's step, or the same step written out by hand, or the framework's own trainer."""
     if work.variant == "fit" and impl.__name__ == "pt_impl":
         raise NotImplementedError(UNSUPPORTED["pt"]["make_fit_loop"])
-    model = impl.kit.models.build(work.task.model, work.weights)
-    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    loop = None
+    row = plain(impl, work)
     if work.variant == "fit":
-        loop = impl.train_step.baseline.make_fit_loop(model, optimizer)
-
-        def step(x, y):
-            return loop([(x, y)])[1]
-
-    elif work.variant == "hand_written":
-        step = impl.train_step.baseline.make_hand_written_step(model, optimizer)
-    else:
-        step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
-    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer, loop)
+        loop = impl.train_step.baseline.make_fit_loop(row.model, row.optimizer)
+        return replace(row, step=lambda x, y: loop([(x, y)])[1], loop=loop)
+    if work.variant == "hand_written":
+        make = impl.train_step.baseline.make_hand_written_step
+        return replace(row, step=make(row.model, row.optimizer))
+    return row
 
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from bench.harness.helpers import plain
 from bench.harness.plan import TRAIN_STEP, Prepared, Technique, UserModel, Variant, Work, Workload
 from shared.specs import parameter_shapes
 
@@ -34,10 +35,7 @@ TECHNIQUE = Technique(
 
 def prepare(impl, work: Work) -> Prepared:
     """The baseline step, or the guarded one."""
-    model = impl.kit.models.build(work.task.model, work.weights)
-    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    step = _maker(impl, work)(model, optimizer, impl.kit.training.cross_entropy)
-    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
+    return plain(impl, work, make=_maker(impl, work))
 
 
 def _maker(impl, work: Work):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import ceil, log
 
+from bench.harness.helpers import plain
 from bench.harness.plan import (
     TRAIN_STEP,
     Prepared,
@@ -66,10 +68,7 @@ def prepare(impl, work: Work) -> Prepared:
             f"come to a loss that is {apart:.1e} off, {ALLOWED:.0e} is allowed. Of a mean over "
             "tokens weight each micro-batch by its tokens, see docs/your_model.md"
         )
-    model = impl.kit.models.build(work.task.model, work.weights)
-    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    step = _make_step(impl, work, model, optimizer, impl.kit.training.cross_entropy)
-    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
+    return plain(impl, work, make=partial(_make_step, impl, work))
 
 
 def _make_step(impl, work, model, optimizer, loss_fn):
