@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import count
-from pathlib import Path
-from typing import Any
 
+from bench.compression.bench_quantization_aware_training import ROUNDED_LOSSES
+from bench.compression.bench_quantization_aware_training import Row as RoundedRow
 from bench.compression.bench_sparse_inference import pruned
-from bench.harness.examples import examples
 from bench.harness.helpers import need_cpu
 from bench.harness.plan import (
     OWN_RUNTIMES,
@@ -34,9 +32,7 @@ SCHEDULE = {"begin_step": 0, "end_step": 420, "frequency": 10}  # of the 560 ste
 LESSON = {"temperature": 4.0, "alpha": 0.9}
 # 80% of all: layers of fewer weights, 2% of them, stay dense.
 PRUNED, ROUNDED = {"final_sparsity": 0.82, "min_weights": 1_000}, {"weight_bits": 8}
-EXAMPLES = 256  # images of the training split that set the ranges of activations
 PROOF_STEPS = 10  # of training with rounding, after which zeros are still there
-ROUNDED_LOSSES = 0.05  # relative: twins round to the same grids, but not at the same places
 
 
 def _row(name: str, title: str, effort: str = "default", timed: bool = True, **settings) -> Variant:
@@ -106,25 +102,15 @@ def prepare(impl, work: Work) -> Prepared:
     )
 
 
-@dataclass
-class Row:
+class Row(RoundedRow):
     """A model on its way to a file, by the settings of its row."""
 
-    impl: Any
-    work: Work
-    rounds: bool = False
-
-    def __post_init__(self) -> None:
+    def __init__(self, impl, work: Work) -> None:
         """Start from initial weights, the smallest of them zero: what is timed is not trained."""
-        weights, share = dict(self.work.weights), self.work.settings.get("final_sparsity", 0.0)
-        for name in large_kernels(self.work):
+        weights, share = dict(work.weights), work.settings.get("final_sparsity", 0.0)
+        for name in large_kernels(work):
             weights[name] = pruned(name, weights[name], share)
-        self.model = self.impl.kit.models.build(self.work.task.model, weights)
-
-    @cached_property
-    def examples(self):
-        """Real inputs, which set the ranges of activations."""
-        return self.impl.kit.data.to_device(*examples(self.work, EXAMPLES))[0]
+        super().__init__(impl, work, impl.kit.models.build(work.task.model, weights))
 
     def lessons(self, x, y) -> tuple:
         """Labels, and what the teacher says of the images."""
@@ -147,13 +133,6 @@ class Row:
         optimizer = training.make_optimizer(self.model, self.work.task.recipe)
         make = self.impl.compression.combinations.make_sparse_train_step
         return make(self.model, optimizer, training.cross_entropy)
-
-    def round(self) -> None:
-        """Put fake quantization in."""
-        bits = self.work.settings["weight_bits"]
-        technique = self.impl.compression.quantization_aware_training
-        self.model = technique.prepare_qat(self.model, self.examples, weight_bits=bits)
-        self.rounds = True
 
     def train(self, stages: Stages) -> None:
         """All stages, from the initial weights as they are."""
@@ -201,17 +180,6 @@ class Row:
             return step(x, y)
 
         return pruning_step, lambda: technique.finalize_pruning(self.model)
-
-    def write(self, path: Path) -> None:
-        """Write the file. Distilled rows are rounded here, after training."""
-        technique = self.impl.compression.quantization_aware_training
-        if "weight_bits" in self.work.settings and not self.rounds:
-            self.round()
-        files = importlib.import_module(f"{self.impl.__name__}.kit.int8_files")
-        if self.rounds:
-            files.save_as_it_is(technique.convert_qat(self.model, self.examples), path)
-        else:
-            files.keep_float32(self.model, self.examples, path)
 
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:

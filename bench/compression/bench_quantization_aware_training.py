@@ -148,8 +148,9 @@ class Row:
 
     def round(self) -> None:
         """Put fake quantization in."""
+        bits = self.work.settings["weight_bits"]
         technique = self.impl.compression.quantization_aware_training
-        self.model = technique.prepare_qat(self.model, self.examples, **self.work.settings)
+        self.model = technique.prepare_qat(self.model, self.examples, weight_bits=bits)
         self.rounds = True
 
     def step(self) -> tuple:
@@ -168,9 +169,9 @@ class Row:
         stages.fit(self.step()[0], MORE_EPOCHS)
 
     def write(self, path: Path) -> None:
-        """Write the file, of a model that rounds where it has settings."""
+        """Write the file, of a model that rounds, at the latest here, where the row does."""
         technique = self.impl.compression.quantization_aware_training
-        if self.work.settings and not self.rounds:
+        if "weight_bits" in self.work.settings and not self.rounds:
             self.round()
         files = importlib.import_module(f"{self.impl.__name__}.kit.int8_files")
         if self.rounds:
