@@ -145,8 +145,6 @@ def prepare(impl, work: Work) -> Prepared:
     """The framework's own step and predictions, or those of a file that a runtime has loaded."""
     row = plain(impl, work)
     if not work.settings:
-        if hasattr(row.model, "eval"):
-            row.model.eval()  # once, as for serving; Keras says it in each call
         return row
     need_cpu(impl)
     if work.settings["apply"] in UNSUPPORTED["tf"]:

@@ -116,8 +116,7 @@ def prepare(impl, work: Work) -> Prepared:
         weights = {name: pruned(name, value, sparsity) for name, value in work.weights.items()}
     model = impl.kit.models.build(spec, weights)
     row = plain(impl, work, model)
-    if hasattr(model, "eval"):
-        model.eval()  # once, as for serving; Keras says it in each call
+    impl.kit.runtime.to_evaluation(model)
     if settings:
         predict = impl.compression.sparse_inference.make_predict(model, **settings)
         row = replace(row, predict=predict)

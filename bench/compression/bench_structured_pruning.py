@@ -65,10 +65,7 @@ TECHNIQUE = Technique(
 
 def prepare(impl, work: Work) -> Prepared:
     """The row's step and prediction; training starts with a trained model."""
-    row = _row(impl, work)
-    if hasattr(row.model, "eval"):
-        row.model.eval()  # once, as for serving; training builds models of its own
-    return replace(row, train=train_on(impl, work, _row, epochs=MORE_EPOCHS))
+    return replace(_row(impl, work), train=train_on(impl, work, _row, epochs=MORE_EPOCHS))
 
 
 def _row(impl, work: Work) -> Prepared:

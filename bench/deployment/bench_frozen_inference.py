@@ -92,8 +92,6 @@ def prepare(impl, work: Work) -> Prepared:
     row = plain(impl, work)
     way = work.settings.get("way")
     if way is None:
-        if hasattr(row.model, "eval"):
-            row.model.eval()  # once, as for serving; Keras says it in each call
         return row
     if way == "carried":
         return replace(row, write=partial(_write, impl, work, row), read=partial(_read, impl, row))

@@ -98,8 +98,7 @@ def load_in_place(path: str, *, package: str, task: str, make: str, threads: int
     configured = kit["runtime"].configure(threads=threads, seed=0)
     with np.load(path, allow_pickle=False) as file:
         model = kit["models"].build(specs.TASKS[task].model, dict(file))
-    if hasattr(model, "eval"):
-        model.eval()
+    kit["runtime"].to_evaluation(model)
     module, _, function = make.partition(":")
     call = getattr(importlib.import_module(module), function)(model)
 

@@ -91,8 +91,7 @@ def _function(name: str, impl):
 
 def _model(impl, work: Work):
     model = impl.kit.models.build(work.task.model, work.weights)
-    if hasattr(model, "eval"):
-        model.eval()  # once, as for serving; Keras says it in each call
+    impl.kit.runtime.to_evaluation(model)
     return model
 
 

@@ -132,8 +132,7 @@ def prepare(impl, work: Work) -> Prepared:
     model = impl.kit.models.build(work.task.model, work.weights)
     optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
     if work.mode == "predict":
-        if hasattr(model, "eval"):
-            model.eval()  # once, as for serving; Keras says it in each call
+        impl.kit.runtime.to_evaluation(model)
         return Prepared(not_timed, _prediction(impl, work, model), model, optimizer)
     predict, loss = impl.kit.training.make_predict(model), impl.kit.training.cross_entropy
     loop = None

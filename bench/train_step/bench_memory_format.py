@@ -65,8 +65,6 @@ def prepare(impl, work: Work) -> Prepared:
     if work.settings:
         model = impl.train_step.memory_format.apply_memory_format(model, **work.settings)
     row = plain(impl, work, model)
-    if work.mode == "predict" and hasattr(model, "eval"):
-        model.eval()  # once, as for serving; Keras says it in each call
     if not work.settings:
         return row
     step, predict = row.step, row.predict
