@@ -2,17 +2,16 @@
 
     python -m bench.docs.differences [--check]
 
-It is made of the causes that `twinbench port` knows (`bench/port/causes.toml`), and of the
-section "Where the frameworks differ and why" of each technique's files.
+It is made of the causes that `twinbench port` knows (`bench/port/causes.toml`). A link for each
+technique leads to what its files say of it.
 """
 
 from __future__ import annotations
 
-import re
 import sys
 from dataclasses import dataclass
+from itertools import groupby
 
-from bench import docs
 from bench.analysis.families import FAMILIES
 from bench.harness.folders import replace_file
 from bench.harness.processes import ROOT
@@ -22,56 +21,48 @@ from bench.report import parsers
 from bench.report.tables import render
 
 PAGE = ROOT / "docs" / "differences.md"
-SECTION = "Where the frameworks differ and why"
 
 
 @dataclass(frozen=True)
-class Topic:
-    """A heading of the page, and what `twinbench port` calls the cause."""
+class Line:
+    """A line of the page: what differs, and what each side does."""
 
     key: str
     cause: Cause
 
     @property
-    def title(self) -> str:
-        """The heading."""
-        return _capital(self.cause.title)
+    def difference(self) -> str:
+        """What differs and why, with the name that `twinbench port` has for it."""
+        told = "" if self.cause.told == "changed" else f" ({TOLD[self.cause.told]})"
+        return f"**{_capital(self.cause.title)}**<br>{self.cause.why} `{self.key}`{told}"
 
     @property
-    def changes(self) -> tuple[str, str]:
-        """The line to change on either side, with example values."""
-        return self.cause.lines()
+    def pytorch(self) -> str:
+        """What PyTorch does, its defaults, and the line that makes it do as TensorFlow."""
+        return self._side(self.cause.pytorch, "torch.", f"As TensorFlow: {self.cause.lines()[0]}")
 
     @property
-    def told(self) -> str:
-        """How `twinbench port` tells it, where that is not by the change."""
-        return "" if self.cause.told == "changed" else _capital(TOLD[self.cause.told])
+    def tensorflow(self) -> str:
+        """What TensorFlow does, its defaults, and the line that makes it do as PyTorch."""
+        changed = f"As PyTorch: {self.cause.lines()[1]}"
+        return self._side(self.cause.tensorflow, ("keras.", "tensorflow."), changed)
 
-    @property
-    def defaults(self) -> list[str]:
-        """A parameter and its default, as code."""
-        return [f"`{one}`" for one in self.cause.defaults.split("; ") if one]
-
-
-def anchor(title: str) -> str:
-    """What a link to a heading ends with."""
-    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+    def _side(self, does: str, begin: str | tuple[str, ...], changed: str) -> str:
+        defaults = [f"`{d}`" for d in self.cause.defaults.split("; ") if d.startswith(begin)]
+        stated = [f"Default: {', '.join(defaults)}."] if defaults else []
+        return "<br>".join([does, *stated, changed])
 
 
 def page() -> str:
     """The page, from the code."""
     groups = {
-        group: [Topic(key, cause) for key, cause in causes.items()]
+        group: [Line(key, cause) for key, cause in causes.items()]
         for group, causes in GROUPS.items()
     }
-    families: dict[str, list[dict]] = {family: [] for family in FAMILIES}
-    for technique in techniques().values():
-        shown = docs.section(SECTION, technique)
-        place = f"techniques/{technique.family}/{technique.name}.md"
-        one = {"title": _capital(technique.title), "page": place, "parts": shown["parts"]}
-        families.setdefault(technique.family, []).append(one)
-    used = {family: shown for family, shown in families.items() if shown}
-    return render("differences.md.j2", groups=groups, families=used, anchor=anchor)
+    order = list(FAMILIES)
+    every = sorted(techniques().values(), key=lambda technique: order.index(technique.family))
+    families = {f: list(members) for f, members in groupby(every, key=lambda t: t.family)}
+    return render("differences.md.j2", groups=groups, families=families)
 
 
 def _capital(text: str) -> str:

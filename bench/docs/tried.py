@@ -5,8 +5,8 @@
     python -m bench.docs.tried --page
 
 The first runs `twinbench try` on the files of docs/try_models, all or those named, and keeps what
-came of it in docs/try_models.json; the second times three of the techniques by hand, to hold the
-figures against; the third only makes the page from the record. The files need torchvision, timm,
+came of it in docs/try_models.json; the second times three of the techniques by hand, to check
+the figures; the third only makes the page from the record. The files need torchvision, timm,
 transformers and keras-hub: `pip install 'twinbench[models]'`.
 """
 
@@ -188,7 +188,7 @@ def page(record: Tried) -> str:
         overview=_overview(record.models),
         by_hand=_by_hand(record) if record.by_hand else None,
         first=record.by_hand and next(iter(record.by_hand.values())).by_hand,
-        refused={name: _reasons(model.rows) for name, model in record.models.items()},
+        refused=_refused(record.models),
     )
 
 
@@ -266,14 +266,15 @@ def _by_hand(record: Tried) -> Table:
     return Table("", of_words(*titles), rows)
 
 
-def _reasons(rows: list[Row]) -> dict[str, list[str]]:
-    """reason -> the rows that were refused for it."""
+def _refused(models: dict[str, Model]) -> dict[str, list[str]]:
+    """What was refused and why -> the models. What only lacked a package is left out."""
     refused: dict[str, list[str]] = {}
-    for row in rows:
-        if row.status != "OK":
-            work = f"{row.framework} {row.title}, {NAMES[row.mode]}"
-            refused.setdefault(f"{row.status}: {row.reason}", []).append(work)
-    return {reason: list(dict.fromkeys(works)) for reason, works in refused.items()}
+    for name, model in models.items():
+        for row in model.rows:
+            if row.status != "OK" and "not installed" not in (row.reason or ""):
+                said = f"{row.framework} {row.title}, {NAMES[row.mode]}: {row.reason}"
+                refused.setdefault(said, []).append(name.removesuffix(".py"))
+    return {said: list(dict.fromkeys(names)) for said, names in refused.items()}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -67,9 +67,9 @@ def _framework(record: Record, job: Job) -> list[str | Table]:
 
 
 _UNITS = (
-    "Each replica adds a batch of its own. A step: time in ms and its 95% interval where no "
+    "Each replica adds a batch. A step: time in ms and its 95% interval where no "
     "communication is hidden behind compute · time where as much is as can be · throughput of a "
-    "replica where nothing is hidden, as a share of that of a device alone."
+    "replica where nothing is hidden, as a share of one device."
 )
 
 

@@ -15,6 +15,7 @@ from bench.analysis.claims import (
     BY_SIZE,
     FAILS,
     HOLDS,
+    NO_CONDITIONS,
     ON_LARGE,
     ON_SMALL,
     OPEN,
@@ -31,7 +32,7 @@ from bench.analysis.table import Figure
 from bench.record import FRAMEWORKS, Record
 from bench.report.content import measured, run_line, warnings
 from bench.report.formatting import number, plus_minus, ratio
-from bench.report.tables import render
+from bench.report.tables import escape, render
 from bench.report.technique_tables import Table, name_shown, of_words
 from bench.report.text import hanging, plain, wrap
 
@@ -120,8 +121,14 @@ def source(claim: Claim) -> str:
 
 def wording(claim: Claim) -> str:
     """What it says, in quotation marks where it is quoted, and under which conditions."""
-    words = f"“{claim.wording}”" if claim.quoted else f"{claim.wording}."
-    return f"{words} Conditions: {claim.conditions.rstrip('.')}."
+    words = f"“{claim.wording}”" if claim.quoted else f"{claim.wording.rstrip('.')}."
+    return " ".join(filter(None, [words, _conditions(claim)]))
+
+
+def _conditions(claim: Claim) -> str:
+    """The conditions that the source names, "" where it names none."""
+    stated = claim.conditions.rstrip(".")
+    return "" if stated == NO_CONDITIONS else f"Conditions: {stated}."
 
 
 def title(claim: Claim) -> str:
@@ -251,17 +258,35 @@ def _warnings(records: list[Record]) -> list[str]:
 
 
 def _table(judged: list[Judged]) -> Table:
-    rows, last = [], "why" if judged[0].verdict in OPEN else "here"
-    for each in judged:
-        claim, shown = each.claim, here(each)
-        answer = f"{each.why}; here {shown}" if each.why and shown else each.why or shown
-        rows.append(
-            [
-                title(claim),
-                f"{claim.figure}: {wording(claim)}",
-                f"{source(claim)}: {claim.source.where}",
-                f"{read_as(claim.rule)}: {asked(claim.rule)}",
-                answer,
-            ]
-        )
-    return Table("", of_words("technique", "claim", "source", "asked", last), rows)
+    """What was not measured has neither the source's words nor the rule."""
+    if judged[0].verdict in (UNMEASURED, UNTESTED):
+        lines = [
+            [title(j.claim), _claim(j.claim, _conditions(j.claim)), _open_here(j)] for j in judged
+        ]
+        return Table("", of_words("technique", "claim", "here"), lines)
+    last = "why" if judged[0].verdict in OPEN else "here"
+    lines = [
+        [
+            title(each.claim),
+            _claim(each.claim, wording(each.claim)),
+            f"{read_as(each.claim.rule)}: {asked(each.claim.rule)}",
+            _open_here(each),
+        ]
+        for each in judged
+    ]
+    return Table("", of_words("technique", "claim", "asked", last), lines)
+
+
+def _open_here(judged: Judged) -> str:
+    """Why it is open, and the figure, as far as there are any."""
+    shown = here(judged)
+    return f"{judged.why}; here {shown}" if judged.why and shown else judged.why or shown
+
+
+def _claim(claim: Claim, words: str) -> Markup:
+    """The figure that it names, what is said of it, and the source: a link where it has one."""
+    where = claim.source.where
+    said = escape(f"{claim.figure}: {words}" if words else f"{claim.figure}.")
+    if where.startswith("http"):
+        return Markup(f"{said} [{escape(source(claim))}]({where})")
+    return Markup(f"{said} {escape(f'{source(claim)}: {where}')}")

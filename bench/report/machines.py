@@ -111,23 +111,18 @@ def _listed(names: list[str]) -> str:
 # The page -----------------------------------------------------------------------------------------
 
 HOW = (
-    "Each machine's folder in [docs/machines](machines) holds the record of its run, and nothing "
-    "here is written by hand. README's machine is asked first: what its answer names in each "
-    "framework, and which framework it shows to be ahead. The others are asked for the same row of "
-    "the same work.",
-    "**✓ holds**: every machine that measured it with an interval shows it, by the whole interval "
-    "and beyond 3% of time, memory or size. **± by another amount**: they do, and two of the "
-    "intervals do not meet. **≠ turns**: the whole interval of one machine leaves no such gain or "
-    "lead, or the other framework leads. **? can't be told**: one of the intervals leaves both "
-    "open. An answer has the worst of the verdicts of its lines. Brackets hold 95% intervals; what "
-    "has none decides nothing.",
-    "Why is said as far as it was measured: how much longer plain code takes on the other machine, "
-    "and how much longer the row.",
-    "Accuracy is of the same seeds on all machines, and a file's size of the same weights: there "
-    "equal figures show that the work is the same, and say nothing of chance.",
+    "Each folder in [docs/machines](machines) holds the record of a run on one machine. For each "
+    "answer of README's machine, the others are asked about the same rows of the same work.",
+    "**✓ holds**: every machine that measured it with an interval shows it, beyond 3% of time, "
+    "memory or size. **± by another amount**: they do, and two of the intervals do not meet. "
+    "**≠ turns**: one machine shows no such gain or lead, by its whole interval, or the other "
+    "framework leads. **? can't be told**: one interval leaves both open. An answer has the worst "
+    "verdict of its lines. Brackets hold 95% intervals; a figure without one decides nothing.",
+    "Why compares plain code and the row on two machines. Accuracies have the same seeds on all "
+    "machines, and file sizes the same weights: equal figures there say nothing of chance.",
 )
 ADD = (
-    "A default run, then one command: it makes the folder, takes out host names, user names and "
+    "Make a default run, then publish it with one command. It removes host names, user names and "
     "folders, checks the record, and makes this page and README again."
 )
 COMMANDS = (
@@ -142,7 +137,7 @@ HEADINGS = {
     ONCE: "What one machine has measured",
     NOTHING: "What shows nothing on any",
 }
-FOLDED = (HOLDS, ONCE, NOTHING)
+FOLDED = (AMOUNT, HOLDS, ONCE, NOTHING)
 
 
 def page(first: Machine, machines: list[Machine]) -> str:
@@ -237,15 +232,14 @@ def _machine(one: Machine, first: Machine, stated: list[Statement], labels: dict
     """A machine in words, its run, and how it differs from README's."""
     label = labels[one.name]
     about = f"{words(one.record.environment).removeprefix(f'{label}, ')}{_part(one)}"
-    lines = [f"- **{escape(label)}**: {escape(f'{about}; {run_line(one.record)}')}."]
+    line = f"- **{escape(label)}**: {escape(f'{about}; {run_line(one.record)}')}."
     if one is first:
-        return f"{lines[0]} README's table is of it."
+        return f"{line} README's table is of it."
     if not any(look.told for each in stated for look in each.seen if look.machine is one):
-        lines[0] += " It has no interval for anything below, so it decides nothing."
+        line += " It has no interval for anything below, so it decides nothing."
     environments = first.record.environment, one.record.environment
     apart = differences(*environments, new="it", before="on README's")
-    lines += ["  Against README's machine:"] if apart else []
-    return "\n".join([*lines, *(f"  - {escape(text)}" for text in apart)])
+    return f"{line} Against README's machine: {escape('; '.join(apart))}." if apart else line
 
 
 def _answers(some: list[list[Statement]], labels: dict[str, str], folded: bool) -> Iterator[str]:
@@ -261,17 +255,17 @@ def _answers(some: list[list[Statement]], labels: dict[str, str], folded: bool) 
 
 
 def _answer(stated: list[Statement], labels: dict[str, str]) -> str:
+    """A line for each statement that any machine shows, with what each of them says."""
     lines = [f"**{_place(stated[0])}**", ""]
-    for one in stated:
-        sign = MARKS[verdict_of(one)]
-        lines.append(f"- {sign} {_subject(one)}" if sign else f"- {_subject(one)}")
-        if one.verdict == NOTHING:
-            lines[-1] += " on any"
-            continue
+    for one in (one for one in stated if one.verdict != NOTHING):
         looks = [(labels[look.machine.name], _look(one, look)) for look in one.seen]
-        lines += [f"  - {escape(label)}: {escape(text)}" for label, text in looks if text]
-        if one.verdict in (TURNS, UNTOLD) or one.differs:
-            lines += [f"  - {escape(text)}" for text in _why(one, labels)]
+        told = "; ".join(f"{text} on {label}" for label, text in looks if text)
+        subject = _subject(one) if one.framework else "ahead"
+        marked = " ".join(filter(None, ["-", MARKS[verdict_of(one)], subject]))
+        lines.append(f"{marked}: {escape(told)}")
+        lines += [f"  - {escape(text)}" for text in _why(one, labels) if one.verdict == TURNS]
+    if nothing := [_subject(one) for one in stated if one.verdict == NOTHING]:
+        lines.append(f"- {'; '.join(nothing)}, on any")
     return "\n".join(lines)
 
 
@@ -313,7 +307,7 @@ def _look(statement: Statement, look: Seen) -> str:
     best = ""
     if better and better.case.variant != look.row.case.variant:
         more = advised.gained(side.aim.gain(better), statement.answer.goal, short=True)
-        best = f"; named there is {name_of(better.case, short=True)}, {more}"
+        best = f", best there is {name_of(better.case, short=True)}, {more}"
     return f"{gain}{once}{best}"
 
 
@@ -328,11 +322,11 @@ def _why(statement: Statement, labels: dict[str, str]) -> Iterator[str]:
     for look in statement.told[1:]:
         pairs = _pairs(statement, here, look)
         factors = [(what, _factor(statement, *pair)) for what, *pair in pairs]
-        known = [f"{what} {number(factor)} times" for what, factor in factors if factor]
+        known = [f"{what} {number(factor)}" for what, factor in factors if factor]
         if len(known) == len(pairs) > 1:
             there, first = labels[look.machine.name], labels[here.machine.name]
             taken = WORDS[name].taken
-            yield f"Why: the {taken} on {there}, over that on {first}: {', '.join(known)}"
+            yield f"why: {taken} on {there} over {taken} on {first}: {', '.join(known)}"
 
 
 def _pairs(statement: Statement, here: Seen, there: Seen) -> list[tuple]:

@@ -109,17 +109,14 @@ def _span(seconds: list[float]) -> str:
 
 TITLE = "Which technique pays, and what it costs"
 HOW = (
-    "A gain is a row's share of its own baseline's figure, below 1 the better (samples/s and "
-    "largest batch: above 1); it counts only where its whole interval is better by more than 3% "
-    "(accuracy: by any of it) and accuracy is kept. "
-    "Rows are in the order of the bound that is nearest to no gain, so that noise is not rewarded. "
-    "A technique paid in a row that gains in any figure.",
-    "Small models have less than a million parameters. The device is the run's own: another one, "
-    "a GPU for a CPU, needs a record of its own.",
-    "Lines are lines of code without comments and docstrings: of the technique's file and of those "
-    "that go with it where it is copied. Refused models are those of the zoo of docs/any_model.md "
-    "that the technique refuses, whole or in part. Packages are "
-    "imported beside the framework, some of them for one of several ways alone.",
+    "A gain is a share of the baseline's figure: below 1 is better, for samples/s and the largest "
+    "batch above 1. It counts if its whole interval is better by more than 3% (accuracy: by any of "
+    "it) and accuracy is kept. Rows are ordered by the bound nearest to no gain. A row pays if it "
+    "gains in any figure.",
+    "Small models have less than a million parameters. All figures are of the run's device.",
+    "Lines are lines of code to copy, without comments and docstrings. Refused models are those of "
+    "docs/any_model.md that the technique refuses, at least in part. Some packages are needed for "
+    "one of several variants only.",
 )
 
 
@@ -149,8 +146,25 @@ def page(record: Record, ranked: list[Priority], given: str) -> str:
     for question, leaves in path(record):
         parts.append(f"### {question.words}")
         parts += [] if leaves else ["No row of this record answers it."]
-        for leaf in leaves:
-            items = "\n".join(f"- {escape(words)}" for words in ends(leaf))
-            parts.append(f"{escape(leaf_title(leaf))}:\n\n{items}")
-    parts += ["## Priorities", markdown_table(matrix(ranked)), "## How it is made", *HOW]
-    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+        parts.append("\n".join(line for leaf in leaves for line in _listed(leaf)))
+    paying = [each for each in ranked if each.paid(True)[0] + each.paid(False)[0]]
+    parts += ["## Priorities", markdown_table(matrix(paying)), _without_gain(ranked, paying)]
+    parts += ["## How it is made", *HOW]
+    return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+
+
+def _listed(leaf: Leaf) -> list[str]:
+    """The end of a path as a list in Markdown: one line where nothing is advised."""
+    title, words = escape(leaf_title(leaf)), list(map(escape, ends(leaf)))
+    if not leaf.rows:
+        return [f"- {title}: {'; '.join(words)}"]
+    return [f"- {title}:", *(f"  - {each}" for each in words)]
+
+
+def _without_gain(ranked: list[Priority], paying: list[Priority]) -> str:
+    """Techniques without a row that pays, with their frameworks."""
+    sides: dict[str, list[str]] = {}
+    for each in (each for each in ranked if each not in paying):
+        sides.setdefault(each.technique.replace("_", " "), []).append(FRAMEWORKS[each.framework])
+    listed = [f"{name} ({', '.join(sorted(some))})" for name, some in sides.items()]
+    return escape(f"No row pays: {'; '.join(listed)}.") if listed else ""

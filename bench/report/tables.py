@@ -222,12 +222,11 @@ def _groups(columns: list[_TextColumn], widths: list[int]) -> list[str]:
 
 
 def markdown(record: Record, report: Report | None = None) -> str:
-    """The whole report as GitHub-flavoured Markdown. report: of `record`, if it is made."""
+    """The report as GitHub-flavoured Markdown, without tables of detail. report: of `record`."""
     report = report or build(record)
     return render(
         "report.md.j2",
         report=report,
-        same_work=SAME_WORK,
         graphs=GRAPHS,
         answer=Markup(advised_table(advised.table(report.answers, record.why))),
         legend=advised.LEGEND,
@@ -277,8 +276,19 @@ def _environment() -> Environment:
     )
     made.filters["table"] = lambda table: Markup(markdown_table(table))
     made.filters["decided"] = answer.decision_table
+    made.filters["one_batch"] = _of_one_batch
     made.filters["head"] = lambda text: Markup(re.sub(_UNIT, r"[\1]", escape(text)))
     return made
+
+
+def _of_one_batch(table: Table) -> Table:
+    """A table of a single batch size, which its title then says and no row."""
+    first, *rows = table.rows
+    if not first[0].startswith("batch ") or any(first[1:]):
+        return table
+    if not all(any(row[1:]) for row in rows):
+        return table
+    return replace(table, title=f"{table.title}, {first[0]}", rows=rows)
 
 
 _UNIT = r"\\\[([\w%/]+)\\\](?!\()"  # brackets around a word that is no link stay readable

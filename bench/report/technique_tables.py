@@ -75,7 +75,7 @@ class Table:
     title: str
     columns: list[Column]
     rows: list[list[str]]
-    detail: bool = False  # not for the terminal
+    detail: bool = False  # for the page in HTML
     name: str = ""
 
 

@@ -31,49 +31,47 @@ KILLED = "killed"
 
 _HEAD = """# The harness, attacked
 
-Figures are believed because somebody tried to make them lie. Each table is what a command found,
-which anyone can run again; [numbers.md](numbers.md#check-it-yourself) says what they do.
+These commands try to make the harness lie. [numbers.md](numbers.md#check-it-yourself) explains
+them. Anyone can run them. [attacked.json](attacked.json) has every outcome.
 """
 
-_PLANTED = """## Faults that were planted
+_PLANTED = """## Planted faults
 
-`twinbench validate mutations` plants each in a copy of the checkout and runs the tests that have to
-notice: {noticed} of {tried} were noticed{cut} ({made}).
+`twinbench validate mutations` plants a fault in a copy of the checkout and runs the tests that must
+notice it. {noticed} of {tried} were noticed{cut} ({made}).
 """
 
-_DRAWN = """## Faults that were drawn
+_DRAWN = """## Random faults
 
-`twinbench validate mutations --drawn N --of FOLDER` puts another operator or number in the place of
-one, where chance says, and runs the folder's tests. Some do the same as what they replace, and
-nothing can notice them; those stand among the ones that were not noticed.
+`twinbench validate mutations --drawn N --of FOLDER` replaces random operators and numbers and runs
+the folder's tests. Some replacements change nothing, so no test can notice them.
 """
 
 _DISTURBANCES = """## Disturbed runs
 
-`twinbench validate disturbances` plays two pairs of known ratio, equal work and 10% more of it,
-while somebody disturbs them, here in {runs} runs on {cpu}, {threads} cores ({made}): {wrong} of
-{count} verdicts were wrong. By *inconclusive* a run says that it can't tell.
+`twinbench validate disturbances` times two pairs of known ratio (equal work, and 10% more) while
+another program disturbs them. In {runs} runs on {cpu}, {threads} cores ({made}), {wrong} of
+{count} verdicts were wrong. *Inconclusive* means that the run can't tell.
 """
 
-_LEAKS = """## Leaks that were planted
+_LEAKS = """## Planted leaks
 
-`twinbench validate leaks` lets a step keep so much memory with every round and asks `watch_memory`,
-at its defaults, what it is ({made}, {cpu}). It promises to find 0.25 MB a round and more.
+`twinbench validate leaks` makes a step keep memory in every round and asks `watch_memory`, with its
+defaults, whether it leaks ({made}, {cpu}). It promises to find 0.25 MB a round and more.
 """
 
-_DIFFERENCES = """## Differences that were simulated
+_DIFFERENCES = """## Simulated differences
 
-`twinbench validate simulate docs` draws default runs from the noise of the published record's
-blocks, {runs} for each row, of contenders of a known ratio. *Slower* and *faster* are said,
-slightly or not.
+`twinbench validate simulate docs` draws {runs} default runs for each row, with a known true ratio
+and the noise of the published record. *Slower* and *faster* include slightly slower and faster.
 """
 
-_LOSSES = """## Losses of accuracy that were simulated
+_LOSSES = """## Simulated losses of accuracy
 
-The same command draws rows that are trained with {seeds} seeds, {runs} for each loss, from how the
-published rows' differences scatter over seeds. Losses are in margins of their task, of one point
-for most. A row *keeps* its accuracy if the bound of its interval is no further than the margin, and
-is *shown to be worse* if its whole interval is; of a loss of exactly a margin the first is wrong.
+The same command draws {runs} rows for each true loss, trained with {seeds} seeds that scatter as
+in the published record. Losses are in margins of the task, one point for most. *Kept* means that
+the interval stays within the margin, which is wrong for a loss of a margin or more. *Shown to be
+worse* means that the whole interval says so.
 """
 
 
@@ -110,7 +108,6 @@ def page(record: dict) -> str:
         parts += [_planted(planted), markdown_table(_faults(planted["rows"]))]
     if drawn := {name: part for name, part in record.items() if name.startswith("drawn ")}:
         parts += [_DRAWN, markdown_table(_scores(drawn))]
-        parts += [markdown_table(_survivors(drawn))] if any(map(_missed, drawn.values())) else []
     if disturbances := record.get("disturbances"):
         parts += [_disturbances(disturbances), markdown_table(_disturbed(disturbances["rows"]))]
     if leaks := record.get("leaks"):
@@ -134,11 +131,12 @@ def _planted(faults: dict) -> str:
 
 
 def _faults(rows: list[dict]) -> Table:
-    cells = [
-        [row["name"], row["file"], row["how"] if row["status"] == KILLED else "nothing"]
-        for row in rows
-    ]
-    return Table("", of_words("fault", "in", "noticed by"), cells)
+    """The faults of each file; those that no test noticed are marked."""
+    files: dict[str, list[str]] = {}
+    for row in rows:
+        mark = "" if row["status"] == KILLED else " (not noticed)"
+        files.setdefault(row["file"], []).append(f"{row['name']}{mark}")
+    return Table("", of_words("file", "faults"), [[f, "; ".join(s)] for f, s in files.items()])
 
 
 def _scores(drawn: dict[str, dict]) -> Table:
@@ -150,11 +148,6 @@ def _scores(drawn: dict[str, dict]) -> Table:
         interval = f"{noticed / tried:.0%} ({share.low:.0%}–{share.high:.0%})"
         cells.append([name.partition(" ")[2], f"{noticed} of {tried}", interval, faults["made"]])
     return Table("", of_words("files of", "noticed", "share of all, 95% interval", "made"), cells)
-
-
-def _survivors(drawn: dict[str, dict]) -> Table:
-    cells = [[row["file"], row["name"]] for faults in drawn.values() for row in _missed(faults)]
-    return Table("", of_words("not noticed, in", "what was exchanged"), cells)
 
 
 def _disturbances(outcome: dict) -> str:

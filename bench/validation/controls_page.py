@@ -49,28 +49,24 @@ TITLES = {
     for side, (name, flavour) in SIDES.items()
 }
 
-_HEAD = """# Equal work, and differences that were planted
+_HEAD = """# Equal work, and planted differences
 
-`twinbench validate measure` plays the same work against itself in processes of their own, and
-against work that takes longer by a known share, as a run of the suite would, with the same looks
-and with as many contenders beside it. Measured on {machine}.
-What is planted waits for its share after each step; threads of the framework may go to sleep
-meanwhile, so that a step takes longer yet: the ratios on average say by how much.
+`twinbench validate measure` times equal work against itself, and against work that takes longer by
+a known share, as a run of the suite would. Measured on {machine}. A planted difference is a pause
+after each step. Threads may go to sleep in it, so a step takes still longer: see the average ratio.
 """
 
 _STAYED = """\
-Of equal work all stay: there is seen what leaving does. Of what was planted those stay who were not
-decided at the first look, since they had looked small; that alone makes them look larger after it.
+Pairs that looked small at the first look stay longer, and so look larger after it.
 """
 
 
 _PARENTS = """\
 ## Workers of two parents
 
-In a block all workers are forked from two parents, and each pair has one of either. What the
-workers of a parent have in common, such as where its libraries lie in memory, is drawn anew in each
-block, and all pairs of the block show it alike: pairs of one kind of work are not told apart one
-by one. Equal work, mean of the block, second parent's workers over the first's, 95% intervals:
+All workers of a block are forked from two parents, and each pair has one of either. What workers of
+a parent share, such as where libraries lie in memory, could make them differ. Equal work, second
+parent over the first, means of blocks with 95% intervals:
 """
 
 

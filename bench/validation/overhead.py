@@ -94,11 +94,10 @@ def report(
 
 _HEAD = """# What the suite's own code costs
 
-Each technique at the setting at which it does nothing, against the plain step, and the plain step
-against one written by hand: time ratios with their 95% intervals over {processes} processes of a
-framework, in which both steps take turns, on {cpu}, {threads} threads. The upper bound is promised
-to be {promised} at most: {kept} of {count} keep that{others}. Made by
-`twinbench validate overhead --publish`.
+Each technique at the setting that does nothing is timed against the plain step, and the plain step
+against one written by hand: {processes} processes a framework, on {cpu}, {threads} threads.
+Brackets are 95% intervals of time ratios. The promise is an upper bound of at most {promised}:
+{kept} of {count} keep that{others}. Made by `twinbench validate overhead --publish`.
 """
 
 

@@ -111,9 +111,9 @@ def section(record: Pairs) -> str:
     lines = [f"Compared on {record.machine}, with {packages}.", ""]
     lines.append(markdown_table(_overview(record)))
     for pair in record.pairs.values():
-        lines += [f"**{pair.title}**", ""]
+        lines += [f"<details><summary>{_short(pair)}</summary>", ""]
         lines += [f"- {_sentence(finding)}" for finding in pair.findings] or ["- Nothing differs."]
-        lines.append("")
+        lines += ["", "</details>", ""]
     if left := sorted(_names() - set(record.pairs)):
         lines += [f"Not in the record: {', '.join(left)}.", ""]
     return "\n".join(lines)
@@ -124,6 +124,11 @@ def _names() -> set[str]:
     return {path.stem for path in MODELS.glob("*.py")}
 
 
+def _short(pair: Pair) -> str:
+    """Its models, without the size of images and where weights come from."""
+    return pair.title.partition(",")[0]
+
+
 def _overview(record: Pairs) -> Table:
     rows = []
     for pair in record.pairs.values():
@@ -132,7 +137,7 @@ def _overview(record: Pairs) -> Table:
         steps = str(pair.certified_steps) if pair.certified_steps else MISSING
         shown = [str(len(pair.findings)), str(named), steps]
         used = f"{pair.processor_seconds:.0f}" if pair.processor_seconds else MISSING
-        rows.append([pair.title, counts, *shown, f"{pair.seconds:.0f}", used])
+        rows.append([_short(pair), counts, *shown, f"{pair.seconds:.0f}", used])
     titles = ["pair", "parameters (PyTorch, TensorFlow)", "differences", "with a verified cause"]
     titles += ["training steps certified equal", "seconds", "processor seconds"]
     return Table("", of_words(*titles), rows)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.validation import command, mutations
+from bench.validation import attacked, command, mutations
 from bench.validation.mutations import BROKEN, KILLED, SURVIVED, Outcome
 from tests.validation.faults import FAULTS, Fault
 
@@ -133,14 +133,14 @@ def test_the_outcomes_are_kept_and_shown(known, page, monkeypatch):
     known(NOTICED, NOT_NOTICED)
     command.main(["mutations", "--publish"])
     assert "1 of 2 were noticed" in page()
-    assert "| three times | source.py | test_source.py::test_double |" in page()
-    assert "with a test of the sign | source.py | nothing |" in page()
+    assert "| source.py | three times; " in page()
+    assert "with a test of the sign (not noticed) |" in page()
     drawn = [replace(NOTICED, name="line 2: 2 -> 3"), replace(NOT_NOTICED, name="2 < 3 -> 2 <= 3")]
     monkeypatch.setattr(mutations, "drawn", lambda *_: drawn)
     command.main(["mutations", "--drawn", "2", "--publish"])
     assert "1 of 2 were noticed" in page()
     assert "| bench/analysis | 1 of 2 | 50% (1%–99%) |" in page()
-    assert "2 &lt; 3 -&gt; 2 &lt;= 3" in page()
+    assert "2 < 3 -> 2 <= 3" in attacked.RECORD.read_text("utf-8")
 
 
 def test_a_run_whose_time_is_over_does_not_pass(tree, monkeypatch, capsys):

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-from tests.zoo.cells import FAMILIES, REFUSED, ROOT, TECHNIQUES, TRACEBACK, WORKS
+from tests.zoo.cells import REFUSED, ROOT, TECHNIQUES, TRACEBACK, WORKS
 from tests.zoo.foreign import TRAITS
 
 RECORD, PAGE = ROOT / "docs" / "any_model.json", ROOT / "docs" / "any_model.md"
@@ -36,11 +36,7 @@ LIMIT_S = 300  # for a cell: one that compiles takes a minute, on a busy machine
 def models(framework: str) -> dict[str, list[str]]:
     """The models of a framework's zoo with their traits, read without importing a framework."""
     tree = ast.parse((ROOT / "tests" / "zoo" / f"{framework}.py").read_text())
-    rows = next(
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "rows"
-    )
+    rows = next(node.value for node in ast.walk(tree) if _assigned(node) == "rows")
     found = {}
     for row in rows.elts:
         traits = row.elts[4].value.split()
@@ -50,18 +46,14 @@ def models(framework: str) -> dict[str, list[str]]:
 
 @cache
 def applied(framework: str, technique: str) -> list[str]:
-    """The models that a technique is applied to: all, or a few where it starts processes.
+    """The models that a technique is applied to: all, or a few where it takes long.
 
     Memory format is of images, and applied where there are some.
     """
     if technique == "memory_format":
         return [name for name, traits in models(framework).items() if "images" in traits]
     tree = ast.parse((ROOT / "tests" / "zoo" / f"cells_{framework}.py").read_text())
-    few = next(
-        ast.literal_eval(node.value)
-        for node in tree.body
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "FEW"
-    )
+    few = next(ast.literal_eval(node.value) for node in tree.body if _assigned(node) == "FEW")
     return list(few.get(technique, models(framework)))
 
 
@@ -77,15 +69,16 @@ def every_cell(framework: str) -> list[tuple[str, str]]:
 
 
 def source(framework: str, technique: str) -> str:
-    """A digest of what decides a cell: the technique's file, what it imports, and the zoo.
+    """A digest of what decides a cell: the code of the technique's file, of what it imports, and of
+    the zoo. Docstrings and comments are no part of it.
 
     What is imported for the example at a file's end alone, such as the tasks, is no part of it.
     """
     file = ROOT / f"{framework}_impl" / TECHNIQUES[technique] / f"{technique}.py"
     digest = hashlib.sha256()
     for needed in sorted(_imported(file, set())):
-        digest.update(needed.read_bytes())
-    digest.update((ROOT / "tests" / "zoo" / f"{framework}.py").read_bytes())
+        digest.update(_code(needed))
+    digest.update(_code(ROOT / "tests" / "zoo" / f"{framework}.py"))
     digest.update(_cells_of(framework, technique).encode())
     return digest.hexdigest()[:16]
 
@@ -113,11 +106,38 @@ def _imports(file: Path) -> list[Path]:
 
 
 def _cells_of(framework: str, technique: str) -> str:
-    """The zoo's cells, but for what is done with other techniques."""
-    tree = ast.parse((ROOT / "tests" / "zoo" / f"cells_{framework}.py").read_text())
-    others = TECHNIQUES.keys() - {technique}
-    kept = [node for node in tree.body if getattr(node, "name", None) not in others]
-    return ast.dump(ast.Module(kept, []))
+    """The code of a technique's cells, and of what it uses in their file."""
+    named: dict[str, ast.stmt] = {}
+    for node in _undocumented(ROOT / "tests" / "zoo" / f"cells_{framework}.py").body:
+        stored = (n.id for n in ast.walk(node) if isinstance(getattr(n, "ctx", None), ast.Store))
+        named |= dict.fromkeys([node.name] if hasattr(node, "name") else stored, node)
+    used, new = {}, {technique, "run"}
+    while new:
+        name = new.pop()
+        if name in named.keys() - used.keys() - {"FEW", "CELLS"}:  # which cells there are
+            used[name] = ast.dump(named[name])
+            new |= {n.id for n in ast.walk(named[name]) if isinstance(n, ast.Name)}
+    return "".join(used[name] for name in sorted(used))
+
+
+def _assigned(node: ast.stmt) -> str:
+    """The name that a plain assignment gives a value."""
+    return getattr(node.targets[0], "id", "") if isinstance(node, ast.Assign) else ""
+
+
+@cache
+def _code(file: Path) -> bytes:
+    return ast.dump(_undocumented(file)).encode()
+
+
+def _undocumented(file: Path) -> ast.Module:
+    """A file without its docstrings."""
+    tree = ast.parse(file.read_text())
+    for node in ast.walk(tree):
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        if documented and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return tree
 
 
 # Running them -----------------------------------------------------------------------------------
@@ -271,23 +291,22 @@ def share(counted: Counter) -> float:
 
 _HEAD = """# Does a technique work with a model like mine?
 
-The techniques of the train step, of compression and of deployment were applied, unchanged, to
-{models} that they were not written for, and compared with plain framework code; parallel ones,
-the batch-size finder and memory format to some of them. Find your technique; what works in part, or
-with fewer than all, is explained [below](#what-is-refused-and-why). What is refused is refused
-before anything of the model has changed.
+Each technique was applied, unchanged, to {models} that it was not written for, and compared
+with plain framework code. A refused model is left as it was; the reasons are
+[below](#what-is-refused-and-why). What is not listed there works.
 
 """
 _MEANING = """
-*Works*: at its neutral setting a technique equals plain code (the same losses, and the same changes
-of all weights and statistics, to the rounding of float32, which is measured for each model, or in
-float64 where plain code in float32 is itself off by more than half a percent{exact}); where
-it changes the mathematics, it is as near to the model as plain rounding is, or does what its
-definition says. *In part*: some of its variants are refused, such as one file format. Input
-pipelines take no model and are not here. What starts processes (the parallel techniques, the
-batch-size finder) is applied to a few small models, memory format to models of images: others have
-nothing to convert, and it says so. Made by `python -m tests.zoo`
-from [any_model.json](any_model.json); a test holds both together.
+- *Works*: at its neutral setting a technique equals plain code, to the rounding of float32 (of
+  float64 where plain float32 is off by more than half a percent{exact}). A technique that
+  changes the mathematics is as near as rounding, or does what its definition says.
+- *In part*: some variants are refused, such as one file format.
+- What starts processes or takes long was applied to a few models, memory format to models of
+  images, varying lengths to language models that take any. Input pipelines take no model.
+- PyTorch's files for LiteRT and ExecuTorch need [other packages](install.md) and are not here.
+
+Made by `python -m tests.zoo` from [any_model.json](any_model.json), which has every cell.
+
 """
 
 
@@ -307,10 +326,6 @@ def page(cells: dict) -> str:
     lines += ["", "## What is refused, and why", ""]
     for technique in TECHNIQUES:
         lines += _reasons(technique, cells)
-    for framework, title in FRAMEWORKS.items():
-        lines += ["", f"## Every cell: {title}", ""]
-        for family, techniques in FAMILIES.items():
-            lines += [f"### {family}", "", *_table(cells[framework], techniques), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -358,19 +373,10 @@ def _reasons(technique: str, cells: dict) -> Iterator[str]:
                 continue
             for name, variant in cell["variants"].items():
                 if variant["status"] == REFUSED:
-                    found.setdefault((f", {name} alone", variant["reason"]), []).append(model)
+                    found.setdefault((f", {name} only", variant["reason"]), []).append(model)
         for (variant, reason), names in found.items():
             name = technique.replace("_", " ")
             yield f"- **{name}**, {title}{variant}: {_escaped(reason)} ({', '.join(names)})"
-
-
-def _table(cells: dict, techniques: tuple[str, ...]) -> Iterator[str]:
-    techniques = tuple(t for t in techniques if t in cells)
-    in_order = dict.fromkeys(model for t in techniques for model in cells[t])
-    yield "| model | " + " | ".join(name.replace("_", " ") for name in techniques) + " |"
-    yield "|:---|" + ":---:|" * len(techniques)
-    for model in in_order:
-        yield f"| {model} | {' | '.join(_mark(cells[t].get(model)) for t in techniques)} |"
 
 
 def _mark(cell: dict | None) -> str:
