@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.harness.examples import examples
 from bench.harness.helpers import plain
 from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload, other_math
 from bench.harness.stages import Stages
@@ -116,8 +117,7 @@ def _learner(impl, work: Work, row: Prepared) -> Learner:
 def _new_data(impl, work: Work, x, y) -> tuple:
     """As many samples of the new data: the target domain, or the text in swapped case."""
     if work.task.dataset.kind == "domains":
-        images, labels = datasets.load(Path(work.data), "target")
-        return impl.kit.data.to_device(images[: len(y)], labels[: len(y)])
+        return impl.kit.data.to_device(*examples(work, len(y), "target"))
     return impl.kit.data.to_device(*(datasets.SWAPPED[arrays(part)] for part in (x, y)))
 
 

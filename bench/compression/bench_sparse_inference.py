@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 
 import numpy as np
 
 from bench.compression import bench_pruning
+from bench.harness.examples import examples
 from bench.harness.helpers import plain
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, row
 from bench.harness.sizes import model_size
-from shared import datasets
 from shared.specs import GPTSpec, parameter_shapes
 
 NO_FILE = "PyTorch has no file with sparse kernels: its exporters refuse CSR tensors"
@@ -126,9 +125,7 @@ def prepare(impl, work: Work) -> Prepared:
     files = import_module(f"{impl.__name__}.kit.sparse_files")
 
     def write(path):
-        x, _ = impl.kit.data.to_device(
-            *(part[:2] for part in datasets.load(Path(work.data), "train"))
-        )
+        x, _ = impl.kit.data.to_device(*examples(work, 2))
         files.export_file(model, x, path, sparse=kind == "sparse")
 
     return replace(row, write=write, read=files.load_file)

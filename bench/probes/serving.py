@@ -29,7 +29,6 @@ from bench.harness.machine import THREAD_VARIABLES, usable_threads
 from bench.harness.plan import WARM, Prepared, Variant, Work, warm
 from bench.harness.processes import ROOT
 from bench.harness.sizes import artifact_bytes
-from shared import datasets
 from shared.provenance import provenance
 from shared.user_model import arrays, first
 
@@ -208,7 +207,7 @@ def probe(impl, work: Work, route: Route) -> dict[str, dict]:
         folder, _ = written_once(
             work.files, lambda path: _write(impl, work, route, _model(impl, work), path)
         )
-    raw, _ = (np.asarray(part[: BATCHES[-1]]) for part in datasets.load(Path(work.data), "test"))
+    raw, _ = examples(work, BATCHES[-1], "test")
     if folder is None:
         weights, rows = work.folder / "weights.npz", raw
         np.savez(weights, **work.weights)
