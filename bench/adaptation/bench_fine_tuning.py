@@ -14,6 +14,7 @@ from bench.harness.helpers import plain
 from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload, other_math
 from bench.harness.stages import Stages
 from shared import datasets
+from shared.layer_search import distance
 from shared.specs import parameter_shapes
 from shared.user_model import arrays
 
@@ -188,11 +189,10 @@ def _lora_took_effect(impl, work: Work, row: Prepared, batch) -> tuple[dict, str
     merged = arrays(impl.kit.training.make_predict(row.model)(x))
     plainly = arrays(plain(impl, work).predict(x))
     everything = sum(int(np.prod(s)) for s in parameter_shapes(work.task.model).values())
-    norm = np.linalg.norm(adapted)
     evidence = {
         "trained_share": trained / everything,
-        "moved_apart": float(np.linalg.norm(adapted - plainly) / norm),
-        "merged_apart": float(np.linalg.norm(adapted - merged) / norm),
+        "moved_apart": distance(plainly, adapted),
+        "merged_apart": distance(merged, adapted),
     }
     if not evidence["moved_apart"] > SAME:
         return evidence, "a step with adapters changed no prediction"

@@ -13,6 +13,7 @@ from bench.harness.examples import examples
 from bench.harness.helpers import plain
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, row
 from bench.harness.sizes import model_size
+from shared.layer_search import distance
 from shared.specs import GPTSpec, parameter_shapes
 
 NO_FILE = "PyTorch has no file with sparse kernels: its exporters refuse CSR tensors"
@@ -171,12 +172,9 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
         sparse, wanted = prepared.predict.sparse, len(kernels) if kind == "sparse" else 0
     else:
         return evidence, None
-    ours, theirs = (
-        np.asarray(predict(batch[0]), np.float64)
-        for predict in (prepared.predict, impl.kit.training.make_predict(prepared.model))
-    )
-    apart = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
-    evidence["apart_from_dense"] = float(apart)
+    dense = impl.kit.training.make_predict(prepared.model)
+    apart = distance(prepared.predict(batch[0]), dense(batch[0]))
+    evidence["apart_from_dense"] = apart
     if sparse != wanted:
         return evidence, f"{sparse} kernels are sparse, not {wanted}"
     return evidence, None if apart < SAME else f"predictions differ by {apart:.1e}"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 
-import numpy as np
-
 from bench.harness.helpers import plain
 from bench.harness.plan import Prepared, Price, Technique, Variant, Work, Workload
+from shared.layer_search import distance
+from shared.user_model import arrays
 
 # The backend's name in the record: the top of the module that a weight's type comes from.
 BACKENDS = {"pt_impl": "torch", "tf_impl": "tensorflow"}
@@ -85,9 +85,9 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     kit = importlib.import_module(f"{impl.__name__}.kit.keras_models")
     x, y = batch
     wanted, given = (
-        np.asarray(predict(x)) for predict in (plain(impl, work).predict, _fresh(impl, work))
+        arrays(predict(x)) for predict in (plain(impl, work).predict, _fresh(impl, work))
     )
-    evidence = {"apart": float(np.linalg.norm(given - wanted) / np.linalg.norm(wanted))}
+    evidence = {"apart": distance(given, wanted)}
     if work.mode == "predict":
         evidence |= kit.ran(prepared.model, prepared.predict, x)
     else:

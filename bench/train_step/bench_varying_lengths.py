@@ -13,6 +13,7 @@ from bench.harness.examples import examples
 from bench.harness.helpers import figure, once
 from bench.harness.plan import Price, Technique, Work, Workload, warm
 from shared import lengths
+from shared.user_model import arrays
 
 SEED = 2026
 SAMPLES, TESTED = 256, 256
@@ -105,7 +106,7 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
         impl.kit.runtime.synchronize()
         seconds.append(time.perf_counter() - start)
         seen |= {tuple(y.shape) for _, y in made}
-        tokens += sum(int((np.asarray(_on_host(y)) != technique.NO_LABEL).sum()) for _, y in made)
+        tokens += sum(int((arrays(y) != technique.NO_LABEL).sum()) for _, y in made)
         slots += sum(int(np.prod(y.shape)) for _, y in made)
     graphs = impl.kit.runtime.trace_count(step) or 0
     _check(impl, shapes, graphs, len(seen), tokens, (1 + work.repetitions) * total(samples))
@@ -162,17 +163,13 @@ def _on_device(impl, part):
     return part.to(impl.kit.runtime.device()) if hasattr(part, "to") else part
 
 
-def _on_host(part):
-    return part.cpu() if hasattr(part, "to") else part
-
-
 def held_out_loss(impl, work: Work, model) -> float:
     """The mean over the real tokens of samples of the test split."""
     technique, predict = impl.train_step.varying_lengths, impl.kit.training.make_predict(model)
     samples = drawn(work, "test", TESTED, SEED + 1)
     summed = 0.0
     for (codes,), y in epoch_of(impl, work, samples, 0, padding="full"):
-        real = int((np.asarray(_on_host(y)) != technique.NO_LABEL).sum())
+        real = int((arrays(y) != technique.NO_LABEL).sum())
         summed += real * impl.kit.runtime.to_float(technique.token_loss(predict(codes), y))
     return summed / total(samples)
 
