@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from functools import partial
 from itertools import count
 
 from bench.compression.bench_quantization_aware_training import ROUNDED_LOSSES
 from bench.compression.bench_quantization_aware_training import Row as RoundedRow
 from bench.compression.bench_sparse_inference import pruned
-from bench.harness.helpers import need_cpu
+from bench.harness.helpers import kit_module, need_cpu
 from bench.harness.plan import (
     OWN_RUNTIMES,
     Measure,
@@ -92,7 +91,7 @@ def prepare(impl, work: Work) -> Prepared:
     plain, (step, optimizer) = row.model, row.plain_step()
     predict = impl.kit.training.make_predict(plain)
     targets = row.lessons if "alpha" in work.settings else None
-    read = importlib.import_module(f"{impl.__name__}.kit.int8_files").load_int8
+    read = kit_module(impl, "int8_files").load_int8
     return Prepared(
         *(step, predict, plain, optimizer),
         targets=targets,
@@ -185,8 +184,8 @@ class Row(RoundedRow):
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
     """The file has its zeros, after steps with rounding, too; its products are of integers."""
     share = work.settings.get("final_sparsity", 0.0)
-    integers = importlib.import_module(f"{impl.__name__}.kit.integers")
-    file_zeros = importlib.import_module(f"{impl.__name__}.kit.file_zeros")
+    integers = kit_module(impl, "integers")
+    file_zeros = kit_module(impl, "file_zeros")
     ran = integers.integer_operators(prepared.predict, prepared.artifact, batch[0])
     evidence = {
         "operators": ran,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +12,7 @@ import numpy as np
 
 from bench.harness.accuracy import even_batch
 from bench.harness.examples import examples
-from bench.harness.helpers import need_cpu, plain
+from bench.harness.helpers import kit_module, need_cpu, plain
 from bench.harness.plan import (
     OWN_RUNTIMES,
     PREDICTIONS,
@@ -149,7 +148,7 @@ def prepare(impl, work: Work) -> Prepared:
     need_cpu(impl)
     if work.settings["apply"] in UNSUPPORTED["tf"]:
         return _in_memory(impl, work, row)
-    read = _files(impl).load_int8
+    read = kit_module(impl, "int8_files").load_int8
     if work.settings["runtime"] == ONNX:
         read = impl.compression.post_training_quantization.load_onnxruntime
     return replace(
@@ -179,7 +178,7 @@ def _in_memory(impl, work: Work, row: Prepared) -> Prepared:
 def _write(impl, work: Work, model, path: Path) -> None:
     """The row's file of `model`."""
     calibration, _ = impl.kit.data.to_device(*examples(work, CALIBRATION))
-    technique, files = impl.compression.post_training_quantization, _files(impl)
+    technique, files = impl.compression.post_training_quantization, kit_module(impl, "int8_files")
     if not work.settings["apply"]:
         files.keep_float32(model, calibration, path)
     elif work.settings["runtime"] == ONNX:
@@ -187,10 +186,6 @@ def _write(impl, work: Work, model, path: Path) -> None:
     else:
         quantized = getattr(technique, work.settings["apply"])(model, calibration)
         files.save_int8(quantized, model, calibration, path)
-
-
-def _files(impl):
-    return importlib.import_module(f"{impl.__name__}.kit.int8_files")
 
 
 def _of_teacher(impl, work: Work, read: Callable) -> dict[str, dict]:
@@ -213,7 +208,7 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     if work.settings["runtime"] == ONNX:
         ran = operators.onnx_integer_layers(path, *map(np.asarray, leaves(x)))
     else:
-        integers = importlib.import_module(f"{impl.__name__}.kit.integers")
+        integers = kit_module(impl, "integers")
         ran = integers.integer_operators(prepared.predict, path, x)
     evidence = {"int8_operators": ran}
     if prepared.artifact:

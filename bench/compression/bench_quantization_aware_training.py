@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 from collections import Counter
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness.examples import examples
-from bench.harness.helpers import need_cpu
+from bench.harness.helpers import kit_module, need_cpu
 from bench.harness.plan import (
     OWN_RUNTIMES,
     Measure,
@@ -123,7 +122,7 @@ def prepare(impl, work: Work) -> Prepared:
     if work.mode == "train":
         return Prepared(step, predict, plain, optimizer)
     need_cpu(impl)
-    read = importlib.import_module(f"{impl.__name__}.kit.int8_files").load_int8
+    read = kit_module(impl, "int8_files").load_int8
     return Prepared(step, predict, plain, optimizer, write=row.write, read=read, train=row.train)
 
 
@@ -173,7 +172,7 @@ class Row:
         technique = self.impl.compression.quantization_aware_training
         if "weight_bits" in self.work.settings and not self.rounds:
             self.round()
-        files = importlib.import_module(f"{self.impl.__name__}.kit.int8_files")
+        files = kit_module(self.impl, "int8_files")
         if self.rounds:
             files.save_as_it_is(technique.convert_qat(self.model, self.examples), path)
         else:
@@ -184,7 +183,7 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     """Fake quantizers stand in the step that is timed; the file's products are of integers."""
     if work.mode == "train":
         return _judge_step(work, _fake_quantizers(impl, prepared, batch))
-    integers = importlib.import_module(f"{impl.__name__}.kit.integers")
+    integers = kit_module(impl, "integers")
     ran = integers.integer_operators(prepared.predict, prepared.artifact, batch[0])
     return _judge_file(work, {name: count for name, count in ran.items() if PRODUCTS.search(name)})
 

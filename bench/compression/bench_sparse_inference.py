@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from importlib import import_module
 
 import numpy as np
 
 from bench.compression import bench_pruning
 from bench.harness.examples import examples
-from bench.harness.helpers import plain
+from bench.harness.helpers import kit_module, plain
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, row
 from bench.harness.sizes import model_size
 from shared.layer_search import distance
@@ -123,7 +122,7 @@ def prepare(impl, work: Work) -> Prepared:
     if not kind:
         return row
 
-    files = import_module(f"{impl.__name__}.kit.sparse_files")
+    files = kit_module(impl, "sparse_files")
 
     def write(path):
         x, _ = impl.kit.data.to_device(*examples(work, 2))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 from functools import partial
 
 from bench.harness.examples import examples
-from bench.harness.helpers import need_cpu, plain
+from bench.harness.helpers import kit_module, need_cpu, plain
 from bench.harness.plan import (
     PREDICTIONS,
     Prepared,
@@ -62,7 +61,7 @@ def prepare(impl, work: Work) -> Prepared:
     row = plain(impl, work)
     need_cpu(impl)
     technique = impl.compression.weight_quantization
-    files = importlib.import_module(f"{impl.__name__}.kit.quantized_files")
+    files = kit_module(impl, "quantized_files")
 
     def write(path):
         model, (example, _) = row.model, impl.kit.data.to_device(*examples(work, 2))
@@ -79,7 +78,7 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
 
     PyTorch's kernel for 4 bits takes multiples of 32 inputs and 16 outputs alone.
     """
-    integers, path = importlib.import_module(f"{impl.__name__}.kit.integers"), prepared.artifact
+    integers, path = kit_module(impl, "integers"), prepared.artifact
     held, read = integers.tensor_bytes(path), integers.integer_bytes_read(path, batch[0])
     evidence = {"bytes_by_dtype": held, "integer_bytes_read": read}
     evidence["int8_operators"] = integers.integer_operators(prepared.predict, path, batch[0])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from statistics import median
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,11 @@ def plain(impl, work: Work, model: Any = None, make: Callable | None = None) -> 
     optimizer = training.make_optimizer(model, work.task.recipe)
     step = (make or training.make_train_step)(model, optimizer, training.loss_of(work.task))
     return Prepared(step, training.make_predict(model), model, optimizer)
+
+
+def kit_module(impl, name: str) -> ModuleType:
+    """A module of the kit that is imported where it is used alone."""
+    return import_module(f"{impl.__name__}.kit.{name}")
 
 
 def not_timed(x, y) -> None:

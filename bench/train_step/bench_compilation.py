@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from functools import partial
 
 from bench.harness.examples import zeros
-from bench.harness.helpers import not_timed
+from bench.harness.helpers import kit_module, not_timed
 from bench.harness.plan import (
     PREDICTIONS,
     TRAIN_STEP,
@@ -144,7 +143,7 @@ def prepare(impl, work: Work) -> Prepared:
         step = make(trained, optimizer, loss, **work.settings)
         _mark(step, trained, model)
     else:
-        fitting = importlib.import_module(f"{impl.__name__}.kit.fitting")
+        fitting = kit_module(impl, "fitting")
         loop = fitting.fit_loop(model, optimizer, loss, **work.settings)
 
         def step(x, y):
@@ -171,7 +170,7 @@ def _torchscript(impl, work: Work, model):
     """What TorchScript makes of the model, in its rows; else the model."""
     if not work.variant.startswith("torchscript"):
         return model
-    torchscript = importlib.import_module(f"{impl.__name__}.kit.torchscript")
+    torchscript = kit_module(impl, "torchscript")
     if work.variant == "torchscript_script":
         return torchscript.scripted_model(model)
     x, _ = impl.kit.data.to_device(*zeros(work, work.batch_size))
@@ -193,7 +192,7 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
         return _fit_took_effect(work, prepared, batch)
     predicts = work.mode == "predict"
     function, inputs = (prepared.predict, batch[:1]) if predicts else (prepared.step, batch)
-    operators = importlib.import_module(f"{impl.__name__}.kit.operators")
+    operators = kit_module(impl, "operators")
     evidence = operators.executed_graphs(function, *inputs)
     if work.variant in ("reduce_overhead", "max_autotune"):
         evidence["cuda_graphs"] = "cuda" in impl.kit.runtime.device()  # nobody else has them

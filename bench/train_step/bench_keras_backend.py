@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-
-from bench.harness.helpers import plain
+from bench.harness.helpers import kit_module, plain
 from bench.harness.plan import Prepared, Price, Technique, Variant, Work, Workload
 from shared.layer_search import distance
 from shared.user_model import arrays
@@ -61,7 +59,7 @@ def prepare(impl, work: Work) -> Prepared:
     """The native row, or the same weights in a Keras model that Keras trains and asks."""
     if work.variant == "native":
         return plain(impl, work)
-    kit = importlib.import_module(f"{impl.__name__}.kit.keras_models")
+    kit = kit_module(impl, "keras_models")
     technique = impl.train_step.keras_backend
     model = kit.build(work.task.model, work.weights)
     optimizer = kit.make_optimizer(model, work.task.recipe)
@@ -82,7 +80,7 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     """
     if work.variant == "native":
         return {}, None
-    kit = importlib.import_module(f"{impl.__name__}.kit.keras_models")
+    kit = kit_module(impl, "keras_models")
     x, y = batch
     wanted, given = (
         arrays(predict(x)) for predict in (plain(impl, work).predict, _fresh(impl, work))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 
-from bench.harness.helpers import plain
+from bench.harness.helpers import kit_module, plain
 from bench.harness.plan import (
     TRAIN_STEP,
     Prepared,
@@ -85,7 +84,7 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     def call():
         return prepared.predict(batch[0]) if work.mode == "predict" else prepared.step(*batch)
 
-    operators = importlib.import_module(f"{impl.__name__}.kit.operators")
+    operators = kit_module(impl, "operators")
     formats = operators.convolution_formats(prepared.model, call)
     wanted = work.settings.get("memory_format", DEFAULTS[impl.__name__])
     # On a GPU grappler decides; what it decided stands in the evidence.

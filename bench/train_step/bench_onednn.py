@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 
-from bench.harness.helpers import need_cpu, plain
+from bench.harness.helpers import kit_module, need_cpu, plain
 from bench.harness.plan import (
     TRAIN_STEP,
     Prepared,
@@ -72,7 +71,7 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     def call():
         return prepared.predict(batch[0]) if work.mode == "predict" else prepared.step(*batch)
 
-    operators = importlib.import_module(f"{impl.__name__}.kit.operators")
+    operators = kit_module(impl, "operators")
     calls = operators.onednn_operators(call)
     enabled = work.settings.get("enabled")
     reason = None

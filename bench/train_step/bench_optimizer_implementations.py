@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from itertools import count
 
 import numpy as np
 
+from bench.harness.helpers import kit_module
 from bench.harness.plan import Prepared, Price, Technique, Variant, Work, Workload, row
 
 # What one update must run, and what it must not: from operators of `update_operators`.
@@ -123,7 +123,7 @@ def given_gradients(impl, work: Work) -> list:
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
     """The update ran the operators of its implementation, and none of another's."""
-    operators = importlib.import_module(f"{impl.__name__}.kit.operators")
+    operators = kit_module(impl, "operators")
     ran = operators.update_operators(prepared.step.update)
     wanted, others = MARKS[impl.__name__, work.variant]
     seen = [name for name in others if name in ran]

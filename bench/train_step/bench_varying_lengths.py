@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from functools import partial
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from bench.harness import memory
 from bench.harness.examples import examples
-from bench.harness.helpers import figure, once
+from bench.harness.helpers import figure, kit_module, once
 from bench.harness.plan import Price, Technique, Work, Workload, warm
 from shared import lengths
 from shared.user_model import arrays
@@ -90,9 +89,7 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     """Padding, rates, graphs, memory, and the test loss after the same number of epochs."""
     settings = dict(work.settings)
     technique = impl.train_step.varying_lengths
-    model = importlib.import_module(f"{impl.__name__}.kit.packed").build(
-        work.task.model, work.weights
-    )
+    model = kit_module(impl, "packed").build(work.task.model, work.weights)
     optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
     shapes = settings.pop("shapes", USUAL[impl.__name__])
     step = technique.make_train_step(model, optimizer, shapes=shapes)
