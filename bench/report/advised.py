@@ -13,11 +13,10 @@ from bench.analysis.table import (
     TIME,
     Figure,
     Row,
-    is_worse,
 )
 from bench.analysis.verdicts import DELTA
 from bench.record import FRAMEWORKS, Case, Why
-from bench.report.answer import accuracy_of, bounded, gain_of, minus
+from bench.report.answer import accuracy_of, at_memory, bounded, gain_of, minus
 from bench.report.formatting import interval, number
 from bench.report.names import called, name_of, sizes, title
 from bench.report.technique_tables import Table, of_words
@@ -25,7 +24,6 @@ from bench.report.text import hanging, plain, wrap
 
 NO_DIFFERENCE = "no difference shown"
 UNLIKE = "unlike programs"
-DEAR = 0.10  # so much more memory is said wherever a gain in time is
 SHOWN = (
     f"A gain counts where its whole 95% interval, in brackets, is beyond {DELTA:.0%} of time, "
     "memory or size. It keeps accuracy: it does the same work, or is no worse than the task's "
@@ -100,14 +98,6 @@ def _takes(row: Row, name: str) -> str:
             bounds = interval((ratio.low, ratio.high), like=ratio.value)
             parts.append(f"{number(ratio.value)} {words} ({bounds})")
     return f"takes {', '.join(parts)}" if parts else ""
-
-
-def at_memory(row: Row, name: str) -> str:
-    """What a gain in time was shown to cost in memory: at 1.4x the memory."""
-    ratio = row.ratios.get(MEMORY)
-    if name not in (TIME, RATE) or not ratio or not is_worse(MEMORY, ratio, margin=DEAR):
-        return ""
-    return f"at {ratio.value:.1f}x the memory"
 
 
 def _but(answer: Answer, side: Ranking) -> str:

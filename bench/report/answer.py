@@ -21,6 +21,7 @@ from bench.analysis.table import (
     WITH_IMPORTS,
     Figure,
     Row,
+    is_worse,
 )
 from bench.record import UNTOLD, LossCheck
 from bench.report.formatting import MISSING, interval, number, plus_minus, ratio
@@ -28,6 +29,7 @@ from bench.report.names import called, name_of, sizes, title
 from bench.report.technique_tables import Table, of_figures, of_words
 from bench.report.text import hanging, plain, wrap
 
+DEAR = 0.10  # so much more memory is said wherever a gain in time is
 PROVISIONAL = "provisional: one block, no interval"
 UNITS = {"accuracy": " points", "bits_per_character": " bits", "mAP": " points"}
 HEADS = {
@@ -119,6 +121,14 @@ def minus(text: str) -> str:
     return text.replace("-", "−")
 
 
+def at_memory(row: Row, name: str) -> str:
+    """What a gain in time was shown to cost in memory: at 1.4x the memory."""
+    ratio = row.ratios.get(MEMORY)
+    if name not in (TIME, RATE) or not ratio or not is_worse(MEMORY, ratio, margin=DEAR):
+        return ""
+    return f"at {ratio.value:.1f}x the memory"
+
+
 def ratio_of(figure: Figure) -> str:
     """A ratio: brackets hold an interval, and nothing else does."""
     if figure.kind == "interval":
@@ -191,6 +201,7 @@ def _sentence(ranking: Ranking, row: Row) -> str:
         verdict = row.verdict if goal.figure == TIME and not ranking.aim.whole else None
         told = None if verdict == "faster" else verdict
         parts.append(", ".join(filter(None, [gain_of(gain, goal.figure), told])))
+        parts.append(at_memory(row, goal.figure))
     parts += [_kept(ranking, row), _takes(row)]
     return f"{full_name(row)}: {'; '.join(filter(None, parts))}"
 

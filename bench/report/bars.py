@@ -12,8 +12,8 @@ from bench.analysis.questions import QUESTIONS, Answer
 from bench.analysis.ranking import PREDICT, UPDATE, Ranking
 from bench.analysis.table import TIME, Figure, Row
 from bench.record import FRAMEWORKS
-from bench.report.advised import at_memory, is_file, named, over, place_of, tempting
-from bench.report.answer import accuracy_of
+from bench.report.advised import is_file, named, over, place_of, tempting
+from bench.report.answer import accuracy_of, at_memory
 from bench.report.formatting import interval, number
 from bench.report.names import name_of, sizes
 from bench.report.svg_shapes import Box, Chart, Label, Line, Scale, across, scale
