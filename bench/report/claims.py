@@ -286,7 +286,7 @@ def _open_here(judged: Judged) -> str:
 def _claim(claim: Claim, words: str) -> Markup:
     """The figure that it names, what is said of it, and the source: a link where it has one."""
     where = claim.source.where
-    said = escape(f"{claim.figure}: {words}" if words else f"{claim.figure}.")
+    words = escape(f"{claim.figure}: {words}" if words else f"{claim.figure}.")
     if where.startswith("http"):
-        return Markup(f"{said} [{escape(source(claim))}]({where})")
-    return Markup(f"{said} {escape(f'{source(claim)}: {where}')}")
+        return Markup(f"{words} [{escape(source(claim))}]({where})")
+    return Markup(f"{words} {escape(f'{source(claim)}: {where}')}")
