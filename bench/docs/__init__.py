@@ -247,7 +247,7 @@ def _side(framework: str, technique: Technique) -> Side:
     texts = dict(zip(sections[::2], (text.strip() for text in sections[1::2]), strict=True))
     summary, usage = _head(summary)
     if usage:
-        usage = "\n".join([*_imports(usage, path), "", usage])
+        usage = "\n".join([*_imports(usage, path), "", usage]).lstrip()
     return Side(described.title, path, source, summary, usage, texts, needed(path))
 
 
@@ -265,6 +265,7 @@ def _imports(usage: str, path: str) -> list[str]:
     names = [node for node in nodes if isinstance(node, ast.Name)]
     bound = {node.id for node in names if isinstance(node.ctx, ast.Store)}
     bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    bound |= {node.asname or node.name for node in nodes if isinstance(node, ast.alias)}
     used = {node.id for node in names} - bound
     tree = ast.parse((ROOT / path).read_text("utf-8"))
     defined = sorted(used & {getattr(node, "name", "") for node in tree.body})
