@@ -12,6 +12,8 @@ Every loader returns `predict(x) -> output`:
   tensor on the CPU) is taken too.
 - output: an array, or a tuple of arrays where the model has several outputs that are told apart by
   their places (output_0, output_1, ...), or a dict of them by their names.
+- Threads may call `predict` at the same time. ONNX Runtime and OpenVINO then compute side by side,
+  LiteRT and ExecuTorch one prediction after the other.
 - `predict.metadata`: strings by name, which the file carries.
 - `predict.threads`: the threads that the runtime reports, None where it reports nothing.
 - `predict.precision`: in which floating-point numbers it computes, as the runtime reports or, where
@@ -30,6 +32,7 @@ import json
 import re
 import shutil
 import sys
+import threading
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -164,12 +167,16 @@ def load_openvino(path, *, threads: int, precision: str = "float32") -> Callable
         (i.any_name, i.element_type.to_dtype().name, _open_sizes(i.partial_shape))
         for i in compiled.inputs
     ]
-    request = compiled.create_infer_request()
+    local = threading.local()  # a request computes one prediction at a time
+
+    def infer(arrays: dict) -> tuple:
+        if not hasattr(local, "request"):
+            local.request = compiled.create_infer_request()
+        return local.request.infer(arrays, share_inputs=True).to_tuple()
+
     names = [output.any_name if output.names else f"output_{place}"
              for place, output in enumerate(compiled.outputs)]  # fmt: skip
-    predict = predictor(
-        wanted, names, lambda arrays: request.infer(arrays, share_inputs=True).to_tuple()
-    )
+    predict = predictor(wanted, names, infer)
     predict.metadata = _openvino_metadata(model)
     predict.threads = compiled.get_property("INFERENCE_NUM_THREADS")
     predict.precision = precision
@@ -241,7 +248,7 @@ def load_litert(path, *, threads: int) -> Callable:
         model.invoke()
         return [model.get_tensor(detail["index"]) for detail in outputs]
 
-    predict = predictor(wanted, made, run)
+    predict = predictor(wanted, made, one_at_a_time(run))
     predict.metadata, predict.threads = metadata, None
     predict.precision = "float32"
     return predict
@@ -279,7 +286,7 @@ def load_executorch(path, *, threads: int) -> Callable:
         tensors = [torch.from_numpy(np.require(array, requirements="W")) for array in arrays]
         return [tensor.numpy() for tensor in method.execute(tensors)]
 
-    predict = predictor(wanted, made, run)
+    predict = predictor(wanted, made, one_at_a_time(run))
     predict.metadata, predict.threads = metadata, library._threadpool_get_thread_count()
     predict.precision = "float32"
     return predict
@@ -329,6 +336,17 @@ def predictor(wanted: Wanted, names: list[str], run: Callable) -> Callable:
     predict.inputs = [name for name, _, _ in wanted]
     predict.outputs = [names[place] for place in by_place or range(len(names))]
     return predict
+
+
+def one_at_a_time(run: Callable) -> Callable:
+    """`run` of a runtime that computes one prediction at a time: threads wait for one another."""
+    lock = threading.Lock()
+
+    def running(arrays):
+        with lock:
+            return run(arrays)
+
+    return running
 
 
 def check_same(predict: Callable, samples: list[tuple[list, list]], *, bound: float) -> None:

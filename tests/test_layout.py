@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.harness import user_model
+
 ROOT = Path(__file__).resolve().parent.parent
 SIDES = {"pt_impl": "tf_impl", "tf_impl": "pt_impl"}
 FAMILIES = ("train_step", "input", "parallel", "recipes", "compression", "deployment")
@@ -684,7 +686,7 @@ def tree(tmp_path) -> Path:
         for family in FAMILIES:
             files[f"{room}/{family}/__init__.py"] = '"""Read this first."""\n'
     for side, framework in (("pt_impl", "torch"), ("tf_impl", "tensorflow")):
-        files |= {f"{side}/kit/{name}.py": f"import {framework}\n" for name in KIT}
+        files |= {f"{side}/kit/{name}.py": f"import {framework}\n" for name in user_model.KIT}
         differ = f"\n{DIFFER} nowhere.\n" if side == "pt_impl" else ""
         text = TECHNIQUE.format(side=side, twin=SIDES[side], framework=framework, differ=differ)
         files[f"{side}/compression/pruning.py"] = text
@@ -929,3 +931,13 @@ def test_commands_of_the_readme_are_one_line_and_stop_at_the_first_failure(tmp_p
         assert command.count("\n") == 1
         done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environment, check=False)
         assert done.returncode == 7
+
+
+def test_benchmarks_reach_by_attribute_only_what_every_worker_has_imported():
+    """Another module of the kit is there only if something else has imported it: `kit_module`."""
+    imported = {name.removeprefix("kit.") for name in user_model.KIT}
+    files = {
+        path.name: set(re.findall(r"\bimpl\.kit\.(\w+)", path.read_text("utf-8")))
+        for path in (ROOT / "bench").glob("*/bench_*.py")
+    }
+    assert {name: more for name, used in files.items() if (more := used - imported)} == {}

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.harness.examples import examples
-from bench.harness.helpers import plain
+from bench.harness.helpers import kit_module, plain
 from bench.harness.plan import Measure, Prepared, Price, Technique, Variant, Work, Workload
 from shared.layer_search import distance
 from shared.user_model import arrays
@@ -146,10 +146,10 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
         if evidence["moved"]:
             return evidence, "predictions follow weights that are changed later"
     if way == "carried":
-        hits = impl.kit.checks.frozen_inference.cache_hits()
+        hits = kit_module(impl, "checks.frozen_inference").cache_hits()
         return evidence | {"cache_hits": hits}, None if hits else "nothing of the cache was found"
     if way in ("compiled", "blocks"):
-        ran = impl.kit.operators.executed_graphs(prepared.predict, x)
+        ran = kit_module(impl, "operators").executed_graphs(prepared.predict, x)
         evidence["compiled"] = ran["compiled"]
         return evidence, None if ran["compiled"] else "nothing compiled ran"
     return evidence, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bench.harness.helpers import checking, plain
+from bench.harness.helpers import checking, kit_module, plain
 from bench.harness.plan import Technique, Work, Workload, warm
 
 TECHNIQUE = Technique(
@@ -48,7 +48,7 @@ def _faults(impl) -> dict[str, str]:
     x, y = random.normal(size=(64, 64)).astype(np.float32), random.integers(0, 10, 64)
     batch, faults = impl.kit.data.to_device(x, y), {}
     for name, gain in (("vanishing", 0.5), ("exploding", 2.0)):
-        network = impl.kit.examples.deep_network(layers=30, width=64)
+        network = kit_module(impl, "examples").deep_network(layers=30, width=64)
         impl.recipes.initialization.apply_initialization(network, scheme="he_normal", gain=gain)
         norms = health.gradient_norms(network, impl.kit.training.cross_entropy, *batch)
         said = health.find_unhealthy(norms).values()

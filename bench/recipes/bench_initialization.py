@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from bench.harness.helpers import once, plain
+from bench.harness.helpers import kit_module, once, plain
 from bench.harness.plan import TRAINED, Prepared, Technique, Work, Workload, row
 from bench.harness.stages import Stages
 from shared.specs import Recipe
@@ -97,7 +97,9 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
 def _deep(impl, work: Work, residual: bool) -> tuple[float, int, float]:
     """First layer's gradient over the output's, unhealthy layers, accuracy after training."""
     health, training = impl.recipes.gradient_health, impl.kit.training
-    network = impl.kit.examples.deep_network(layers=LAYERS, width=WIDTH, residual=residual)
+    network = kit_module(impl, "examples").deep_network(
+        layers=LAYERS, width=WIDTH, residual=residual
+    )
     impl.recipes.initialization.apply_initialization(network, **work.settings)
     x, y = impl.kit.data.to_device(*_digits())
     size = RECIPE.accuracy_batch_size

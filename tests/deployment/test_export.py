@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
@@ -256,6 +257,16 @@ def test_openvino_predicts_what_the_model_does_and_rounds_where_it_is_asked_alon
         assert "OpenVINO computes in f32 on this CPU" in said
     else:
         assert 1e-4 < apart(load("openvino", path, precision="bfloat16")(x), wanted) < 5e-2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_may_predict_at_the_same_time(inputs, write, kind):
+    predict = load(kind, write(kind))
+    batches = [np.asarray(inputs("digits-cnn", size)) for size in (1, 2, 3, 64)] * 25
+    wanted = {len(x): predict(x) for x in batches}
+    with ThreadPoolExecutor(4) as pool:
+        for x, output in zip(batches, pool.map(predict, batches), strict=True):
+            assert apart(output, wanted[len(x)]) < ROUNDED
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
