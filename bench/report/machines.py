@@ -116,8 +116,9 @@ HOW = (
     "**✓ holds**: every machine that measured it with an interval shows it, beyond 3% of time, "
     "memory or size. **± by another amount**: they do, and two of the intervals do not meet. "
     "**≠ turns**: one machine shows no such gain or lead, by its whole interval, or the other "
-    "framework leads. **? can't be told**: one interval leaves both open. An answer has the worst "
-    "verdict of its lines. Brackets hold 95% intervals; a figure without one decides nothing.",
+    "framework leads. **? can't be told**: one interval leaves both open, or a figure without one shows "
+    "no gain. An answer has the worst verdict of its lines. Brackets hold 95% intervals. A figure "
+    "without one confirms nothing.",
     "Why compares plain code and the row on two machines. Accuracies have the same seeds on all "
     "machines, and file sizes the same weights: equal figures there say nothing of chance.",
 )
@@ -236,7 +237,7 @@ def _machine(one: Machine, first: Machine, stated: list[Statement], labels: dict
     if one is first:
         return f"{line} README's table is of it."
     if not any(look.told for each in stated for look in each.seen if look.machine is one):
-        line += " It has no interval for anything below, so it decides nothing."
+        line += " It has no interval for anything below, so it confirms nothing."
     environments = first.record.environment, one.record.environment
     apart = differences(*environments, new="it", before="on README's")
     return f"{line} Against README's machine: {escape('; '.join(apart))}." if apart else line

@@ -80,11 +80,11 @@ def test_who_is_ahead_there_has_the_gain_of_whom_it_names():
     assert "Ahead: PyTorch, 2.00x on 200 GFLOP/s; TensorFlow, 2.00x on 400 GFLOP/s" in text
 
 
-def test_a_machine_without_an_interval_is_said_to_decide_nothing():
+def test_a_machine_without_an_interval_is_said_to_confirm_nothing():
     text = page(gained(*GAIN), gained(0.6), gained(*GAIN))
     once, twice = text.partition("## The machines")[2].split("- **")[2:4]
-    assert "it decides nothing" in once
-    assert "it decides nothing" not in twice
+    assert "it confirms nothing" in once
+    assert "it confirms nothing" not in twice
     assert "1.67x, no interval" in text
 
 
