@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from bench.harness.helpers import not_timed
+from bench.harness.helpers import not_timed, ran_in
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, row
-from bench.train_step.bench_mixed_precision import ran_in
 
 # Of the mean of squares that predictions are compared by: as in the files of export.
 HALF_LOSSES = 0.05

@@ -72,6 +72,22 @@ def checking(work: Work, call: Callable[[], object], faults: Callable[[], dict])
     return metrics
 
 
+def ran_in(impl, work: Work, function, batch, wanted: str) -> tuple[dict, str | None]:
+    """Whether a call's matrix products and convolutions ran in the dtype that is wanted."""
+    dtypes = impl.kit.runtime.operator_dtypes(function, *batch)
+    # Of a user's file not every product has a kernel in half precision, such as those of an LSTM.
+    mixed = work.settings.get("keep_fp32") or work.task.model.from_file
+    allowed = {wanted, "float32"} if mixed else {wanted}
+    ran = {dtype for operators in dtypes.values() for dtype in operators}
+    applied = wanted in ran and ran <= allowed
+    if work.task.model.from_file and not work.settings:
+        applied = True  # in whatever dtype it is
+    return (
+        {"operator_dtypes": dtypes},
+        None if applied else f"ran in {', '.join(sorted(ran)) or 'nothing'}, not only {wanted}",
+    )
+
+
 def gradient(prepare: Callable, impl, work: Work, batch) -> dict[str, np.ndarray]:
     """The gradient of one step: by how much plain descent at rate 1 moves a fresh model."""
     recipe = replace(work.task.recipe, optimizer="sgd", learning_rate=1.0, momentum=0.0)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bench.harness.helpers import ran_in
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
-from bench.train_step.bench_mixed_precision import in_dtype, ran_in
+from bench.train_step.bench_mixed_precision import in_dtype
 
 FP16_LOSSES = 0.01
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from bench.harness.helpers import plain
+from bench.harness.helpers import plain, ran_in
 from bench.harness.plan import TRAIN_STEP, Prepared, Technique, UserModel, Variant, Work, Workload
 
 # bfloat16 keeps 8 significant bits: each operand is rounded by up to 2^-9 = 0.2%, and a loss is
@@ -80,19 +80,3 @@ def in_dtype(impl, work: Work, technique) -> Prepared:
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
     """Matrix products and convolutions ran in the dtype that was asked for."""
     return ran_in(impl, work, prepared.step, batch, work.settings.get("dtype", "float32"))
-
-
-def ran_in(impl, work: Work, function, batch, wanted: str) -> tuple[dict, str | None]:
-    """Whether a call's matrix products and convolutions ran in the dtype that is wanted."""
-    dtypes = impl.kit.runtime.operator_dtypes(function, *batch)
-    # Of a user's file not every product has a kernel in half precision, such as those of an LSTM.
-    mixed = work.settings.get("keep_fp32") or work.task.model.from_file
-    allowed = {wanted, "float32"} if mixed else {wanted}
-    ran = {dtype for operators in dtypes.values() for dtype in operators}
-    applied = wanted in ran and ran <= allowed
-    if work.task.model.from_file and not work.settings:
-        applied = True  # in whatever dtype it is
-    return (
-        {"operator_dtypes": dtypes},
-        None if applied else f"ran in {', '.join(sorted(ran)) or 'nothing'}, not only {wanted}",
-    )
