@@ -510,8 +510,8 @@ MEASURING = (
     Fault(
         "another allocator is the same program",
         "bench/harness/selection.py",
-        "return (case.work, case.side, variant.allocator, variant.program)",
-        "return (case.work, case.side, variant.program)",
+        "return (case.work, case.side, variant.allocator, environment, variant.program)",
+        "return (case.work, case.side, environment, variant.program)",
         PLAN,
     ),
 )
