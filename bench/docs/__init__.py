@@ -49,6 +49,7 @@ SECTIONS = (*SHARED, "Its twin", "Run it alone", "Copy with it")
 # What a snippet may use that its file does not import.
 OUTSIDE = ("ai_edge_litert.interpreter", "functools", "os", "pathlib", "shared.runtimes")
 MOST_ROWS = 7  # that the index names
+WIDTH = 100  # characters of a line of code
 FLAVOURS = {"keras3": "Keras 3", "tf_keras": "tf_keras"}
 
 
@@ -276,7 +277,9 @@ def _imports(usage: str, path: str) -> list[str]:
             lines += [ast.unparse(node)] if node.names else []
     if defined:
         module = path.removesuffix(".py").replace("/", ".")
-        lines.append(f"from {module} import {', '.join(defined)}")
+        line = f"from {module} import {', '.join(defined)}"
+        split = "".join(f"    {name},\n" for name in defined)
+        lines.append(line if len(line) <= WIDTH else f"from {module} import (\n{split})")
     return list(dict.fromkeys(lines))
 
 

@@ -1,6 +1,6 @@
 """Tensor parallel: parts of the same layers on several devices; with replicas, a hybrid.
 
-    mesh = init_device_mesh("cuda", (replicas, 2), mesh_dim_names=("data", "model"))
+    mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("data", "model"))
     apply_tensor_parallel(model, mesh, plan_pairs(model, pairs="block*.up > block*.down"))
     step = make_train_step(model, optimizer, loss_fn, mesh)
 

@@ -1,6 +1,6 @@
 """Keras 3 on PyTorch: one Keras model, trained and run by Keras on either backend.
 
-    os.environ["KERAS_BACKEND"] = "torch"  # before `import keras`
+    # Import this before Keras: it sets KERAS_BACKEND to "torch".
     compile_keras(model, optimizer, loss_fn)
     step, predict = make_train_step(model), make_predict(model)  # or model.fit, model.predict
 

@@ -1,6 +1,6 @@
 """Tensor parallel: parts of the same layers on several devices; with replicas, a hybrid.
 
-    mesh = dtensor.create_mesh([("data", replicas), ("model", 2)], devices=devices)
+    mesh = dtensor.create_mesh([("data", 2), ("model", 2)], devices=devices)
     split = apply_tensor_parallel(model, mesh, plan_pairs(model, pairs="block*.up > block*.down"))
     step = make_train_step(split, optimizer, loss_fn, mesh)
 
