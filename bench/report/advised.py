@@ -117,10 +117,10 @@ def _once(answer: Answer) -> str:
     return f", one block, no interval{beside}"
 
 
-def _reason(side: Ranking) -> str:
-    """Why the row that would gain more is not named, and where it was shown to keep accuracy."""
+def _reason(side: Ranking, *, wide: bool = True) -> str:
+    """Why the row that would gain more is not named; wide: and where it keeps accuracy."""
     row = tempting(side)
-    kept = side.work.table.kept_on(row)
+    kept = side.work.table.kept_on(row) if wide else []
     return accuracy_of(row.accuracy) + (
         f" (kept for {', '.join(map(called, kept))})" if kept else ""
     )
@@ -305,7 +305,7 @@ def _short(answer: Answer, side: Ranking, *, wide: bool = False) -> str:
     gain = gained(row.ratios[name], answer.goal, short=True)
     gain += over(row, name) + _once(answer)
     proven = accuracy_of(row.accuracy) if wide and row.accuracy.proven_on else ""
-    beside = [proven, row.price] if best else [f"but {_reason(side)}"]
+    beside = [proven, row.price] if best else [f"but {_reason(side, wide=wide)}"]
     parts = [f"{name_of(row.case, short=True)}: {gain}", at_memory(row, name), *beside]
     said = ", ".join(filter(None, parts))
     if wide and best and side.tempting:
@@ -317,5 +317,8 @@ def _short(answer: Answer, side: Ranking, *, wide: bool = False) -> str:
 
 def over(row: Row, name: str) -> str:
     """Its baseline, where that is not the framework's plain code."""
-    named_too = name == RATE or (name == TIME and is_file(row.base))
-    return f" over “{title(row.base)}”" if named_too else ""
+    if name != RATE and not (name == TIME and is_file(row.base)):
+        return ""
+    base, comma, runtime = title(row.base).rpartition(", ")
+    same = comma and title(row.case).endswith(f", {runtime}")
+    return f" over “{base if same else title(row.base)}”"

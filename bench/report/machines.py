@@ -117,8 +117,8 @@ HOW = (
     "memory or size. **± by another amount**: they do, and two of the intervals do not meet. "
     "**≠ turns**: one machine shows no such gain or lead, by its whole interval, or the other "
     "framework leads. **? can't be told**: one interval leaves both open, or a figure without one "
-    "shows no gain. An answer has the worst verdict of its lines. Brackets hold 95% intervals. A figure "
-    "without one confirms nothing.",
+    "shows no gain. An answer has the worst verdict of its lines. Brackets hold 95% intervals. A "
+    "figure without one confirms nothing.",
     "Why compares plain code and the row on two machines. Accuracies have the same seeds on all "
     "machines, and file sizes the same weights: equal figures there say nothing of chance.",
 )

@@ -28,7 +28,7 @@ from bench.analysis.table import GAINED, MEMORY, RATE, SIZE, TIME, Table
 from bench.harness.run_plan import techniques
 from bench.record import FRAMEWORKS, encode
 from bench.report import advised, content, page, readme
-from bench.report.answer import decision_table, full_name, lines, share, text, why
+from bench.report.answer import decision_table, full_name, gain_of, lines, ratio_of, text, why
 from bench.report.formatting import number
 from bench.report.names import called, name_of, rounded
 from bench.report.priorities import ends
@@ -174,7 +174,7 @@ def test_priorities_lists_every_best_row_with_the_same_figure(path):
             assert side.best.case.id in {each.case.id for leaf in of for each in leaf.rows}
             first = of[0].rows[0]
             if name != GAINED:
-                assert share(first.ratios[name], name) in said
+                assert gain_of(first.ratios[name], name) in said
 
 
 @EACH
@@ -212,7 +212,7 @@ def test_diagnose_names_rows_that_gain_in_the_ranking_with_the_same_figure(path)
             if gained is ranking.best and not ranking.alike:
                 assert first[ranking.work.title] == gained.case.id
         for one in found:
-            figure = share(one.row.ratios[one.goal.figure], one.goal.figure)
+            figure = gain_of(one.row.ratios[one.goal.figure], one.goal.figure)
             assert figure in diagnose.sentence(one)
 
 
@@ -238,7 +238,7 @@ def test_a_row_s_time_ratio_and_rate_are_printed_alike_everywhere():
                     )
                     seen[name] += mine[head].partition(",")[0] in technique
             if TIME in each.ratios:
-                ratio = share(each.ratios[TIME], TIME).partition(" of ")[0]
+                ratio = ratio_of(each.ratios[TIME])
                 assert mine["÷ own baseline"].split()[0] == ratio.split()[0]
                 seen["ratio"] += ratio in technique
     assert seen[TIME] > 60

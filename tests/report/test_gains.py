@@ -60,6 +60,6 @@ def test_a_gain_over_a_file_is_not_shown_as_one_over_plain_code():
     shown = picture(run)
     place = shown.index(bars.FILES)
     assert shown.index("1.67x changed") < place < shown.index("1.67x* int8, TorchInductor")
-    assert "int8, TorchInductor: 1.67x over “base”" in terminal(run)
-    assert "changed: 1.67x over" not in terminal(run)
+    assert "int8, TorchInductor: 1.67x (1.61–1.72) over “base”" in terminal(run)
+    assert "changed: 1.67x (1.61–1.72) over" not in terminal(run)
     assert bars.FILES not in picture(fast(row(time=GAIN)))

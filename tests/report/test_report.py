@@ -1062,7 +1062,7 @@ def test_an_answer_links_its_technique_and_says_what_its_gain_is_over():
     assert all((ROOT / "docs" / page).is_file() for page in pages)
     rows = {line.split("|")[1].strip(): line for line in said.splitlines() if line[:4] == "| **"}
     quantized = rows["**predict faster**: small CNN on digits, batch 128, 33 thousand parameters"]
-    assert quantized.count("over “float32, ") == 2
+    assert quantized.count("over “float32”") == 2
     proven = "**train in less memory**: deep GPT with dropout on text, batch 16"
     proven += ", 2.4 million parameters"
     assert rows[proven].count("same work, proven for GPT on text") == 2
