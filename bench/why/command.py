@@ -1,7 +1,7 @@
 """Where the difference of two programs comes from, in milliseconds that sum to it.
 
     twinbench why TASK [--batch B]                        PyTorch's plain step and TensorFlow's
-    twinbench why TASK --technique T [--variant V] [--framework pt|tf]   T and its baseline
+    twinbench why TASK --technique T [--variant V] [--framework pt|tf]  T and what its ratio is over
     twinbench why my_model.py [the same options]          of a file for `twinbench try`
     twinbench why results/latest [--write [--minutes N]]  of the headline ratios of a record
     twinbench why A/results.json B/results.json           of one record's figures on two machines
@@ -96,7 +96,7 @@ def _parsed(arguments: list[str] | None) -> tuple[argparse.Namespace, str]:
     parser.add_argument("what", nargs="+", metavar="TASK|my_model.py|RECORD")
     parser.add_argument("--batch", type=int, metavar="B", help="samples a step (a task's own)")
     parser.add_argument("--predict", action="store_true", help="of predictions, not train steps")
-    parser.add_argument("--technique", metavar="T", help="its row and its baseline")
+    parser.add_argument("--technique", metavar="T", help="its row and what its ratio is over")
     parser.add_argument("--variant", metavar="V", help="of the technique (its first)")
     parser.add_argument("--framework", choices=FRAMEWORKS, help="of the technique (pt)")
     parser.add_argument("--framework-pair", action="store_true", help="the technique's twins")
