@@ -260,15 +260,13 @@ def _warnings(records: list[Record]) -> list[str]:
 def _table(judged: list[Judged]) -> Table:
     """What was not measured has neither the source's words nor the rule."""
     if judged[0].verdict in (UNMEASURED, UNTESTED):
-        lines = [
-            [title(j.claim), _claim(j.claim, _conditions(j.claim)), _open_here(j)] for j in judged
-        ]
+        lines = [[title(j.claim), _claim(j.claim, _brief(j.claim)), _open_here(j)] for j in judged]
         return Table("", of_words("technique", "claim", "here"), lines)
     last = "why" if judged[0].verdict in OPEN else "here"
     lines = [
         [
             title(each.claim),
-            _claim(each.claim, wording(each.claim)),
+            _claim(each.claim, f"{each.claim.figure}: {wording(each.claim)}"),
             f"{read_as(each.claim.rule)}: {asked(each.claim.rule)}",
             _open_here(each),
         ]
@@ -283,10 +281,14 @@ def _open_here(judged: Judged) -> str:
     return f"{judged.why}; here {shown}" if judged.why and shown else judged.why or shown
 
 
+def _brief(claim: Claim) -> str:
+    """The figure and its conditions."""
+    return " ".join(filter(None, [f"{claim.figure}.", _conditions(claim)]))
+
+
 def _claim(claim: Claim, words: str) -> Markup:
-    """The figure that it names, what is said of it, and the source: a link where it has one."""
-    where = claim.source.where
-    words = escape(f"{claim.figure}: {words}" if words else f"{claim.figure}.")
+    """What is said, and the source: a link where it has one."""
+    where, words = claim.source.where, escape(words)
     if where.startswith("http"):
         return Markup(f"{words} [{escape(source(claim))}]({where})")
     return Markup(f"{words} {escape(f'{source(claim)}: {where}')}")
