@@ -109,7 +109,8 @@ def _cells_of(framework: str, technique: str) -> str:
     """The code of a technique's cells, and of what it uses in their file."""
     named: dict[str, ast.stmt] = {}
     for node in _undocumented(ROOT / "tests" / "zoo" / f"cells_{framework}.py").body:
-        stored = (n.id for n in ast.walk(node) if isinstance(getattr(n, "ctx", None), ast.Store))
+        names = (n for n in ast.walk(node) if isinstance(n, ast.Name))
+        stored = (n.id for n in names if isinstance(n.ctx, ast.Store))
         named |= dict.fromkeys([node.name] if hasattr(node, "name") else stored, node)
     used, new = {}, {technique, "run"}
     while new:
