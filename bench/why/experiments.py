@@ -17,7 +17,7 @@ from statistics import median
 from msgspec.structs import replace
 
 from bench.why import measured as m
-from bench.why.causes import TESTED, Cause
+from bench.why.causes import TESTED, Cause, milliseconds
 from bench.why.difference import Difference
 from bench.why.side import Alone, Request, Running
 from shared import step_events as kinds
@@ -62,8 +62,8 @@ def alone(cause: Cause, difference: Difference, a: Compute, b: Compute) -> Cause
         return cause
     gap = ours - theirs
     borne = gap * cause.seconds > 0 and abs(gap) >= HALF * abs(cause.seconds)
-    told = f"alone, these {cause.kind} take {ours * 1e3:.3g} and {theirs * 1e3:.3g} ms, on one "
-    told += f"thread {ours_single * 1e3:.3g} and {theirs_single * 1e3:.3g}"
+    told = f"alone, these {cause.kind} take {milliseconds(ours)} and {milliseconds(theirs)} ms, on "
+    told += f"one thread {milliseconds(ours_single)} and {milliseconds(theirs_single)}"
     return cause.judged(borne, told)
 
 
@@ -117,7 +117,7 @@ def on_one_thread(
     """Whether waiting goes where there is one thread, and so nothing to wait for."""
     gap = a() - b()
     borne = abs(gap) <= HALF * abs(difference.seconds) or gap * difference.seconds < 0
-    told = f"on one thread, the difference is {gap * 1e3:.3g} ms"
+    told = f"on one thread, the difference is {milliseconds(gap)} ms"
     return cause.judged(borne, told)
 
 
@@ -128,7 +128,7 @@ def with_onednn(named: list[Cause], difference: Difference, a: Request, b: Reque
     if slower.facts.onednn or slower.framework != "tf" or not parts:
         return named
     gap = gap_of(*(replace(one, variables=one.variables | {VARIABLE: "1"}) for one in (a, b)))
-    words = f"with {VARIABLE}=1 the difference is {gap * 1e3:.3g} ms"
+    words = f"with {VARIABLE}=1 the difference is {milliseconds(gap)} ms"
     largest = max(parts, key=lambda one: abs(one.seconds))
     borne = (difference.seconds - gap) / largest.seconds >= HALF
     evidence = "; ".join(filter(None, (largest.evidence, words)))
@@ -159,7 +159,7 @@ def _changed(cause: Cause, difference: Difference, a: Request, b: Request) -> Ca
 def _goes(cause: Cause, difference: Difference, gap: float, words: str) -> Cause:
     """Whether the cause's part of the difference goes with the condition."""
     went = (difference.seconds - gap) / cause.seconds
-    return cause.judged(went >= HALF, f"{words} the difference is {gap * 1e3:.3g} ms")
+    return cause.judged(went >= HALF, f"{words} the difference is {milliseconds(gap)} ms")
 
 
 def gap_of(a: Request, b: Request) -> float:

@@ -63,7 +63,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     a step, each of `fault_s`. `graphs`: compiled or traced in a step. `compiling_s`: what steps
     with such took longer than others. `denormal`: the share of denormal numbers in weights.
     `flushed`: times a step took with denormals flushed to zero, over those without. `peaks`: the
-    machine's best products, operations a second by dtype. `onednn`: whether operators are oneDNN's.
+    machine's best products, operations a second by dtype. `onednn`: whether they may be
+    oneDNN's.
     """
 
     threads: int

@@ -187,7 +187,7 @@ class Program:
             denormal=self._denormal(),
             flushed=self._flushed(),
             peaks=peaks,
-            onednn=runtime.onednn(),
+            onednn=self._of_file or runtime.onednn(),
         )
 
     def _denormal(self) -> float:

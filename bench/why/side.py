@@ -169,22 +169,25 @@ def with_libraries(
 ) -> list[Side]:
     """The sides with the library of each product, as oneDNN's and MKL's verbose modes tell it.
 
-    In processes of their own, since each line that a library prints takes time. seconds: at most.
+    In new processes, since each line that a library prints takes time. seconds: at most. A side
+    without products stays as it is: OpenVINO computes nothing right in oneDNN's verbose mode.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        runs = []
-        for place, one in enumerate(pair):
-            request = msgspec.structs.replace(one, variables=one.variables | VERBOSE)
-            runs.append(stack.enter_context(Running(request, folder / str(place), seconds)))
-        known = []
-        for side, running in zip(sides, runs, strict=True):
-            shapes = _shapes(side)
+        known, runs = list(sides), {}
+        for place, (one, side) in enumerate(zip(pair, sides, strict=True)):
+            if side.products:
+                request = msgspec.structs.replace(one, variables=one.variables | VERBOSE)
+                running = Running(request, folder / str(place), seconds)
+                runs[place] = stack.enter_context(running)
+        for place, running in runs.items():
+            shapes = _shapes(sides[place])
             running.verbose(shapes)
             text = running.log.read_text("utf-8", "replace")
             _, steps, *alone, _ = [part.splitlines() for part in text.split(MARK)]
             printed = {shape: lines for (shape, _), lines in zip(shapes, alone, strict=True)}
-            known.append(libraries.with_libraries(side, libraries.read(steps, printed)))
+            calls = libraries.read(steps, printed)
+            known[place] = libraries.with_libraries(sides[place], calls)
     return known
 
 
