@@ -33,8 +33,8 @@ SHOWN = (
 BEST_OF_EACH = (
     "“Ahead” compares the best of each framework, which may be two techniques: the row that is "
     "named, or else the code that it is compared with. “Unlike programs” are two techniques, or "
-    "one in two runtimes. A row with “but” is not used. The last column of README's table compares "
-    "one technique in both. It uses such rows and says so."
+    "one in two runtimes. A row with “but” is not used. README's table compares one technique in "
+    "both, with such rows."
 )
 LEGEND = f"{SHOWN} {BEST_OF_EACH}"
 BRIEF_LEGEND = (
@@ -140,12 +140,12 @@ def sentence(answer: Answer, side: Ranking) -> list[str]:
     measured = _measured(answer, side)
     if not row and (more := tempting(side)):
         gain = gained(more.ratios[name], answer.goal)
-        parts = [f"{gain} against “{title(more.base)}”{_once(answer)}, but {_reason(side)}"]
+        parts = [f"{gain} against “{_base(more)}”{_once(answer)}, but {_reason(side)}"]
         parts += [f"plain {measured}" if measured else "", _nothing(answer, side)]
         return [name_of(more.case), "; ".join(filter(None, parts))]
     if not row:
         return [_nothing(answer, side), f"plain {measured}" if measured else ""]
-    gain = f"{gained(row.ratios[name], answer.goal)} against “{title(row.base)}”{_once(answer)}"
+    gain = f"{gained(row.ratios[name], answer.goal)} against “{_base(row)}”{_once(answer)}"
     kept = "" if name == GAINED else accuracy_of(row.accuracy)
     parts = [gain, measured, kept, _takes(row, name)]
     if side.cheapest and not side.cheapest.is_baseline:
@@ -319,6 +319,10 @@ def over(row: Row, name: str) -> str:
     """Its baseline, where that is not the framework's plain code."""
     if name != RATE and not (name == TIME and is_file(row.base)):
         return ""
+    return f" over “{_base(row)}”"
+
+
+def _base(row: Row) -> str:
+    """What a row is compared with, without the runtime that the row's name has already."""
     base, comma, runtime = title(row.base).rpartition(", ")
-    same = comma and title(row.case).endswith(f", {runtime}")
-    return f" over “{base if same else title(row.base)}”"
+    return base if comma and title(row.case).endswith(f", {runtime}") else title(row.base)

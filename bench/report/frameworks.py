@@ -30,7 +30,7 @@ def table(listed: list[Answer]) -> Table:
     shown = [one for one in chosen(listed) if one.work.kind != UPDATE]
     shown += [one for one in listed if one.goal.figure == MEMORY and one.main]
     lines = [_line(one) for one in shown if len(one.sides) == len(FRAMEWORKS)]
-    columns = of_words("your case", "plain code: who is ahead", "same technique: who is ahead")
+    columns = of_words("your case", "ahead, plain code", "ahead, same technique")
     return Table("PyTorch or TensorFlow?", columns, lines[:MOST], name="frameworks")
 
 
