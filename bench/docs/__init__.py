@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
@@ -20,18 +20,19 @@ from markupsafe import Markup
 
 from bench.analysis.families import FAMILIES
 from bench.analysis.ranking import GOALS, is_large, works
-from bench.analysis.reading import load, task_of, tasks, view
+from bench.analysis.reading import Row as Pair
+from bench.analysis.reading import View, load, task_of, tasks, view
 from bench.analysis.table import FIRST_CALL, START, Row, level
 from bench.harness.plan import FRAMEWORKS, Technique, Variant, Workload
 from bench.harness.processes import ROOT
 from bench.harness.run_plan import techniques
-from bench.record import Record, TaskFacts
+from bench.record import INFERENCE, Record, TaskFacts
 from bench.report import charts, svg
 from bench.report.advised import at_memory, gained
 from bench.report.answer import accuracy_of
 from bench.report.content import measured
 from bench.report.formatting import number
-from bench.report.names import called, name_of, sizes
+from bench.report.names import called, name_of, sizes, title
 from bench.report.tables import escape, markdown_table
 from bench.report.technique_tables import Table, of_words, tables
 from shared.specs import TASKS, parameter_count, train_step_flops
@@ -159,22 +160,34 @@ def _results(technique: str) -> dict | None:
 
 def _parts(run: Record, name: str) -> dict:
     """A chart of a technique's ratios, and for each of its tasks the tables, large models first."""
-    titles = sorted(tasks(run, name), key=lambda title: not is_large(task_of(title)))
+    titles = sorted(tasks(run, name), key=lambda task: not is_large(task_of(task)))
     drawn, shown = [], []
-    for title in titles:
-        work = _plainly(title, task_of(title))
-        shown_of = view(run, name, title)
-        if chart := charts.forest(shown_of):
+    for task in titles:
+        work = _plainly(task, task_of(task))
+        shown_of = view(run, name, task)
+        if chart := charts.forest(_titled(shown_of)):
             drawn.append((work, chart))
-        facts = run.tasks.get(task_of(title)) or TaskFacts()
+        facts = run.tasks.get(task_of(task)) or TaskFacts()
         shown.append((work, [table for table in tables(shown_of, facts) if table.name in SHOWN]))
     of, chart = drawn[0] if drawn else ("", None)
     return {"chart": chart, "of": of, "tasks": shown, "gains": _gains(run, name)}
 
 
-def _plainly(title: str, task: str) -> str:
-    """A title that begins with a task's name, in plain words."""
-    return called(task) + title.removeprefix(task)
+def _titled(rows_of: View) -> View:
+    """The same rows in plain words: int8, TorchInductor / LiteRT."""
+
+    def titled(row: Pair) -> Pair:
+        first, *others = dict.fromkeys(map(title, row.cases))
+        stem = f"{first.rpartition(', ')[0]}, "
+        words = [first, *(other.removeprefix(stem) for other in others)]
+        return replace(row, label=" / ".join(words) + row.label.removeprefix(row.cases[0].variant))
+
+    return replace(rows_of, rows={b: list(map(titled, rows)) for b, rows in rows_of.rows.items()})
+
+
+def _plainly(words: str, task: str) -> str:
+    """Words that begin with a task's name, in plain ones."""
+    return called(task) + words.removeprefix(task).replace(INFERENCE, ", prediction")
 
 
 def _gains(run: Record, name: str) -> Table:

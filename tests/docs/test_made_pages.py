@@ -233,6 +233,12 @@ def test_what_it_gains_names_a_row_once_and_a_task_in_plain_words(name):
             assert len(set(rows)) == len(rows)
 
 
+def test_a_chart_names_rows_in_plain_words_and_each_runtime():
+    chart = pages()["compression/post_training_quantization.svg"]
+    assert "int8, TorchInductor / LiteRT" in chart
+    assert "static_int8" not in chart
+
+
 def test_the_page_of_compilation_says_after_how_many_steps_it_is_repaid():
     page = (ROOT / "docs/techniques/train_step/compilation.md").read_text("utf-8")
     assert "| break-even [steps] (interval) |" in page
