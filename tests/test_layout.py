@@ -686,7 +686,7 @@ def tree(tmp_path) -> Path:
         for family in FAMILIES:
             files[f"{room}/{family}/__init__.py"] = '"""Read this first."""\n'
     for side, framework in (("pt_impl", "torch"), ("tf_impl", "tensorflow")):
-        files |= {f"{side}/kit/{name}.py": f"import {framework}\n" for name in user_model.KIT}
+        files |= {f"{side}/kit/{name}.py": f"import {framework}\n" for name in KIT}
         differ = f"\n{DIFFER} nowhere.\n" if side == "pt_impl" else ""
         text = TECHNIQUE.format(side=side, twin=SIDES[side], framework=framework, differ=differ)
         files[f"{side}/compression/pruning.py"] = text
