@@ -104,6 +104,17 @@ def test_what_only_a_framework_has_would_be_missed():
     assert {"onnx", "onnxruntime"} <= imported("shared").keys() & absent()
 
 
+def test_the_set_of_the_extra_edge_is_within_the_bounds_of_all_that_it_asks_for():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    lines = (ROOT / "constraints-edge.txt").read_text("utf-8").splitlines()
+    pairs = (line.split("==") for line in lines if not line.startswith("#"))
+    pins = {canonicalize_name(name): version for name, version in pairs}
+    extras = project["optional-dependencies"]
+    for text in (*project["dependencies"], *extras["torch"], *extras["edge"]):
+        one = Requirement(text)
+        assert one.name == "twinbench" or one.specifier.contains(pins[canonicalize_name(one.name)])
+
+
 def test_the_benchmark_is_collected_where_no_framework_is_installed():
     """As in the environment of docs/gpu.md that only runs it."""
     done = subprocess.run(

@@ -30,7 +30,7 @@ multiple, or few lengths, trade some padding for fewer graphs.
 
 Run it alone: `python -m pt_impl.train_step.varying_lengths` prints the share of padding.
 
-Copy with it: `shared/lengths.py`.
+Copy with it: `pt_impl/kit/calling.py`, `shared/lengths.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,6 +41,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from pt_impl.kit.calling import logits
 from shared.lengths import first_fit, skewed_lengths, target_length
 
 NO_LABEL = -100  # what cross_entropy leaves out
@@ -122,7 +123,7 @@ def make_train_step(
     """Make `step(x, y) -> loss` of what `pad` and `pack` return.
 
     Args:
-        model: called with the parts of x.
+        model: called with the parts of x; gives logits, or an output that has them as `.logits`.
         shapes: "plain" is eager. "static": a graph for each shape; "dynamic": one for all, found by
             tracing sizes as symbols; "marked": only lengths are symbols.
 
@@ -133,7 +134,7 @@ def make_train_step(
         raise ValueError(f"unknown shapes {shapes!r}: choose one of {', '.join(SHAPES)}")
 
     def forward(x, y):
-        return token_loss(model(*x), y)
+        return token_loss(logits(model(*x)), y)
 
     if shapes != "plain":
         dynamic = {"static": False, "dynamic": True, "marked": None}[shapes]

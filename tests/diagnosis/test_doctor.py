@@ -304,7 +304,7 @@ def test_a_finding_names_the_technique_that_serves_it(facts, host, technique, va
     run = records.record([usual, slow, complete(best)])
     gain = gains.with_gain(one, {"docs": run}).gain
     assert f"{technique}, PyTorch " in gain
-    assert "3.000 (" in gain
+    assert "3.00 times the samples/s (" in gain
     assert "accuracy not measured" in gain
     unmeasured = gains.with_gain(one, {"docs": records.record()}).gain
     assert unmeasured.startswith(f"{technique} was not measured, pytest bench/")

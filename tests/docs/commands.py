@@ -49,7 +49,8 @@ COMMANDS = {
         "python3 -m venv .venv-tf && .venv-tf/bin/pip install -e '.[tensorflow]' "
         "'tensorflow[and-cuda]'",
         "python3 -m venv .venv && .venv/bin/pip install -e .",
-        "python3 -m venv .venv-edge && .venv-edge/bin/pip install '.[edge]' 'torch<2.15'",
+        "python3 -m venv .venv-edge && .venv-edge/bin/pip install '.[edge]' "
+        "-c constraints-edge.txt",
         ".venv-pt/bin/pip install hypothesis pytest-timeout nvidia-ml-py",
     ),
     # It would measure for long, or tests: its options are, by a run that only collects.

@@ -145,7 +145,16 @@ def model_that_no_compiler_takes(technique, keras_kit):
     technique.compile_keras(model, "sgd", keras_kit.cross_entropy(), compiled=True)
 
 
+def model_of_two_arguments(technique, keras_kit):
+    class Both(technique.keras.Model):
+        def call(self, image, vector):
+            return vector
+
+    technique.compile_keras(Both(), "sgd", "mse")
+
+
 REFUSALS = [
+    (model_of_two_arguments, NotImplementedError, "its call takes image and vector"),
     (no_model, ValueError, "a object is no keras.Model"),
     (model_that_no_compiler_takes, NotImplementedError, "Keras does not compile it: a layer of it"),
 ]

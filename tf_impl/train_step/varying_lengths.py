@@ -19,7 +19,7 @@ multiple, or few lengths, trade some padding for fewer graphs.
 
 Run it alone: `python -m tf_impl.train_step.varying_lengths` prints the share of padding.
 
-Copy with it: `shared/lengths.py`.
+Copy with it: `tf_impl/kit/calling.py`, `shared/lengths.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,6 +28,7 @@ import numpy as np
 import tensorflow as tf
 
 from shared.lengths import first_fit, skewed_lengths, target_length
+from tf_impl.kit.calling import logits
 
 NO_LABEL = -100  # as PyTorch's cross_entropy has it; the loss leaves it out
 SHAPES = ("plain", "relaxed", "signature")
@@ -140,7 +141,7 @@ def make_train_step(
     """Make `step(x, y) -> loss` of what `pad` and `pack` return.
 
     Args:
-        model: called with the parts of x.
+        model: called with the parts of x; gives logits, or an output that has them as `.logits`.
         shapes: "plain" traces a graph for each shape. "relaxed": the second is for any length;
             "signature": the first, for what `pad` returns.
 
@@ -152,7 +153,7 @@ def make_train_step(
 
     def step(x, y):
         with tf.GradientTape() as tape:
-            loss = token_loss(model(*x, training=True), y)
+            loss = token_loss(logits(model(*x, training=True)), y)
         variables = model.trainable_variables
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return loss

@@ -1,5 +1,6 @@
 """What Keras's own trainer on TensorFlow refuses: other models, another backend, no compiler."""
 
+import inspect
 import sys
 
 
@@ -12,6 +13,23 @@ def check_keras_backend(model) -> None:
         raise ValueError(
             f"Keras computes with {keras.config.backend()}: set KERAS_BACKEND=tensorflow before it"
             " is imported"
+        )
+    _check_call(model)
+
+
+def _check_call(model) -> None:
+    """Raise NotImplementedError where `call` needs more than the one argument that Keras gives."""
+    needed = [
+        one.name
+        for one in inspect.signature(model.call).parameters.values()
+        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+        and one.default is one.empty
+        and one.name not in ("training", "mask")
+    ]
+    if len(needed) > 1:
+        raise NotImplementedError(
+            f"Keras hands a model one argument, and its call takes {' and '.join(needed)}: let it "
+            "take them as one tuple or dict"
         )
 
 
