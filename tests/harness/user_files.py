@@ -406,6 +406,7 @@ def rows(side: str, folder: Path, about: dict, path: Path) -> dict:
 def untouched(side: str, folder: Path, about: dict, path: Path) -> list[str | None]:
     """Why rows that change nothing of a file would not count as applied."""
     work, impl = own_work(side, folder, about, path)
+    importlib.import_module(f"{side}_impl.train_step.mixed_precision")
     batch = impl.kit.data.resident_batches(impl.batches(8))[0]
     benches = (bench_stacking, bench_mixed_precision, bench_memory_format)
     return [each.took_effect(impl, work, each.prepare(impl, work), batch)[1] for each in benches]
