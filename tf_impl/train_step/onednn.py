@@ -17,7 +17,7 @@ silences the line.
 Run it alone: `TF_ENABLE_ONEDNN_OPTS=1 python -m tf_impl.train_step.onednn` prints the time of a
 step; with 0 the same without oneDNN.
 
-Copy with it: `shared/onednn.py`, `tf_impl/kit/runtime.py`.
+Copy with it: `shared/cgroups.py`, `shared/onednn.py`, `tf_impl/kit/runtime.py`.
 """
 
 from collections.abc import Callable

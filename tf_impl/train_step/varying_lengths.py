@@ -19,7 +19,7 @@ multiple, or few lengths, trade some padding for fewer graphs.
 
 Run it alone: `python -m tf_impl.train_step.varying_lengths` prints the share of padding.
 
-Copy with it: `tf_impl/kit/calling.py`, `shared/lengths.py`.
+Copy with it: `shared/lengths.py`, `tf_impl/kit/calling.py`.
 """
 
 from collections.abc import Callable, Sequence
