@@ -91,6 +91,8 @@ def pools(host: Host, framework: str, facts: Facts) -> Iterator[Finding]:
     elif facts.pools:
         set_by = [f"{n}={host.variables[n]}" for n in SET_BY[framework] if host.number(n)]
         yield from _pool(host, framework, facts.pools, set_by[0] if set_by else "")
+    else:  # stopped before it told: what its variables say
+        yield from (one for one in variables(host) if one.framework == framework)
 
 
 def _pool(host: Host, framework: str, known: Pools, by: str) -> Iterator[Finding]:

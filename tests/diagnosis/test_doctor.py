@@ -125,6 +125,11 @@ def test_pools_of_two_sizes_are_timed_in_turns(monkeypatch):
     assert asked == [8, 2] * health.TURNS
 
 
+def test_variables_are_judged_where_a_framework_was_stopped_before_it_told():
+    host = replace(HOST, variables={"OMP_NUM_THREADS": "1"})
+    assert wrong(host, pt=Facts(), tf=Facts()) == ["pool too small pt"]
+
+
 def test_threads_of_one_core_need_no_thread_each():
     host = replace(HOST, physical=4)
     assert wrong(host, pt=Facts(pools=Pools({"intra-op": 4}))) == []
