@@ -19,9 +19,9 @@ from tests.compression import teaching
 FRAMEWORKS = ("pt", "tf")
 MODELS = "quantization"
 # The convolution that reads the outlier has a stride, so that padding stands between in TensorFlow.
-SPEC = CNNSpec((16, 16, 1), ((16, 1), (32, 2)), num_classes=10)
-IMAGES = np.random.default_rng(5).normal(size=(32, 16, 16, 1)).astype(np.float32)
-LAYERS = 3
+SPEC = CNNSpec((16, 16, 1), ((16, 1), (32, 2), (32, 2)), num_classes=10)
+IMAGES = np.random.default_rng(5).normal(size=(64, 16, 16, 1)).astype(np.float32)
+LAYERS = 4
 # The one that reads the outlier; where outputs are rounded, too, the one that makes it.
 CULPRITS = {"pt": [1], "tf": [0, 1], "onnxruntime": [0, 1]}
 
@@ -121,7 +121,7 @@ def test_the_search_in_onnxruntime_is_compared_with_what_differs_by_it_only():
 def test_the_benchmark_proves_each_row(impl, kit, technique, tmp_path, name):
     (variant,) = [one for one in bench_file.TECHNIQUE.variants if one.name == name]
     small = datasets.DatasetSpec("small-digits", "digits", train_size=600, test_size=10)
-    spec = CNNSpec((32, 32, 1), ((8, 2), (16, 2)), num_classes=10)
+    spec = CNNSpec((32, 32, 1), ((8, 2), (16, 2), (16, 2)), num_classes=10)
     task = replace(TASKS["digits-cnn"], dataset=small, model=spec)
     folder = datasets.materialise(small, tmp_path / "data")
     weights = init_weights(spec, 1)
