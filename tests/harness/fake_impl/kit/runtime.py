@@ -46,6 +46,10 @@ def device_info():
     return {"name": "fake"}
 
 
+def onednn():
+    return True
+
+
 def to_evaluation(model):
     model.evaluates = True
 
