@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from tests.zoo.cells_pt import BATCH, plain_step, sgd, without_dropout
@@ -67,3 +68,14 @@ def _rank(technique: str, module: str, meeting: str, rank: int) -> float:
     loss = float(step(x, y, samples))
     dist.barrier()
     return loss
+
+
+def served(name: str) -> Callable:
+    """What an instance of a server predicts with: arrays in and out."""
+    model = ZOO[name].build().to("cpu").eval()
+
+    @torch.no_grad()
+    def run(x):
+        return model(torch.from_numpy(x)).numpy()
+
+    return run

@@ -48,3 +48,10 @@ def first_losses(technique: str, module: str) -> tuple[float, float]:
     else:
         _, _, step = technique_file.tensor_parallel(build, pairs=ZOO[MODEL].pairs)
     return float(step(x, y, samples)), float(alone)
+
+
+def served(name: str) -> Callable:
+    """What an instance of a server predicts with: arrays in and out."""
+    model = ZOO[name].build()
+    graph = tf.function(partial(model, training=False), jit_compile=False)
+    return lambda x: graph(tf.constant(x)).numpy()

@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 WORKS, REFUSED, WRONG, TRACEBACK = "works", "refused", "WRONG", "TRACEBACK"
 _OURS = tuple(str(ROOT / folder) + "/" for folder in ("pt_impl", "tf_impl", "shared"))
 
-# The techniques that take a model, by family. Input pipelines take none.
+# The techniques that take a model, by family. Input pipelines take none. Domain adaptation takes
+# features and heads apart, as models of the zoo are not made.
 FAMILIES = {
     "train_step": (
         "baseline",
@@ -37,7 +38,11 @@ FAMILIES = {
         "optimizer_implementations",
         "batch_size_finder",
         "stacking",
+        "varying_lengths",
+        "keras_backend",
+        "onednn",
     ),
+    "adaptation": ("fine_tuning",),
     "parallel": ("data_parallel", "model_parallel", "tensor_parallel"),
     "compression": (
         "pruning",
@@ -52,7 +57,13 @@ FAMILIES = {
         "weight_quantization",
         "combinations",
     ),
-    "deployment": ("reduced_precision", "export", "native_export", "frozen_inference"),
+    "deployment": (
+        "reduced_precision",
+        "export",
+        "native_export",
+        "frozen_inference",
+        "serving_threads",
+    ),
 }
 TECHNIQUES = {name: family for family, names in FAMILIES.items() for name in names}
 

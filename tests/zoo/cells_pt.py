@@ -23,7 +23,7 @@ from shared import parallel, runtimes
 from shared.datasets import batch_order
 from tests.zoo.cells import COARSER, Cell, Rounding, Wrong, apart, module_of
 from tests.zoo.foreign import Foreign
-from tests.zoo.pt import DEVICE, ZOO, cross_entropy, loss_of
+from tests.zoo.pt import CLASSES, DEVICE, ZOO, cross_entropy, loss_of
 
 BATCH, STEPS = 8, 2
 
@@ -474,6 +474,62 @@ def stacking(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
     return {"defaults": defaults} | ({} if a.foreign.sees_the_batch else {"2 parts": two})
 
 
+def varying_lengths(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Padding changes neither the loss nor its gradient: they are those of each sample alone."""
+    codes = next(iter(a.x.values())) if isinstance(a.x, dict) else a.x
+    lengths = range(4, 4 + BATCH)
+    samples = [
+        (row[:length].cpu().numpy(), target[:length].cpu().numpy())
+        for row, target, length in zip(codes, a.y, lengths, strict=True)
+    ]
+
+    def alone() -> tuple:
+        plain = without_dropout(a.foreign.build()).train()
+        optimizer = sgd(plain)
+
+        def step(*_) -> Tensor:
+            optimizer.zero_grad()
+            loss = 0.0
+            for x, y in samples:
+                logits = logits_of(call(plain, (torch.tensor(x)[None].to(DEVICE),)))[0]
+                target = torch.tensor(y).to(DEVICE)
+                loss = loss + F.cross_entropy(logits, target, reduction="sum") / sum(lengths)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return a.trained(step, plain)
+
+    def padded(padding: str):
+        model = without_dropout(a.model()).train()
+        step = technique.make_train_step(model, sgd(model))
+        x, y = technique.pad(samples, padding=padding, most=codes.shape[1])
+        batch = tuple(part.to(DEVICE) for part in x), y.to(DEVICE)
+        a.trains(cell, lambda *_: step(*batch), model, alone())
+
+    return {name: partial(padded, name) for name in ("longest", "full")}
+
+
+def keras_backend(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """It takes models of Keras, which none here is: a module is refused."""
+
+    def module():
+        technique.compile_keras(a.model(), None, a.loss_fn)
+
+    return {"a module": module}
+
+
+def onednn(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Without the library the plain step is the same, to rounding."""
+
+    def without():
+        model = a.model()
+        step = partial(plain_step, model, sgd(model), a.loss_fn, None)
+        a.trains(cell, technique.with_onednn(step, enabled=False), model, a.plain())
+
+    return {"without": without}
+
+
 # Compression ------------------------------------------------------------------------------------
 
 
@@ -798,6 +854,86 @@ def combinations(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
     return {"make_sparse_train_step": sparse_step}
 
 
+# Adaptation -------------------------------------------------------------------------------------
+
+
+class Backbone(nn.Module):
+    """What a model gives as one vector a sample, of the size of one value."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, *x, **named) -> Tensor:
+        """What the model takes -> (n, width)."""
+        parts = tree_leaves(logits_of(self.model(*x, **named)))
+        vector = torch.cat([part.flatten(1) for part in parts], 1)
+        return vector / vector.shape[1] ** 0.5
+
+
+def fine_tuning(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """A head learns as over plain features; LoRA is the model until its first step, which is B's.
+
+    Of W + 2 B A with B = 0 the gradient of B is twice that of W, times A's transpose.
+    """
+    classes = torch.arange(BATCH, device=DEVICE) % CLASSES
+
+    def learned(step: Callable, head: nn.Module, *batch) -> tuple[list, list]:
+        before = state(head)
+        losses = [np.array(step(*batch).detach().cpu()) for _ in range(STEPS)]
+        return losses, list(map(np.subtract, state(head), before))
+
+    def head(*, stored: bool):
+        backbone, features = Backbone(a.model()), predict(Backbone(a.foreign.build()), a.x)
+        ours = nn.Linear(features.shape[1], CLASSES).to(DEVICE)
+        plain = copy.deepcopy(ours)
+        step = partial(plain_step, plain, sgd(plain), F.cross_entropy, None)
+        wanted = learned(step, plain, features, classes)
+        optimizer, x = sgd(ours), a.x
+        if stored:
+            kept = technique.store_features(backbone, x, batch_size=3)
+            cell.near("features", parts(kept), parts(features), a.rounding.of_outputs)
+            step = technique.make_stored_train_step(kept, ours, optimizer, F.cross_entropy)
+            x = torch.arange(BATCH, device=DEVICE)
+        else:
+            step = technique.make_train_step(backbone, ours, optimizer, F.cross_entropy)
+        a.agrees(cell, learned(step, ours, x, classes), wanted)
+        cell.holds("the backbone moved", a.unchanged())
+
+    def lora():
+        model, plain = without_dropout(a.model()), without_dropout(a.foreign.build()).train()
+        technique.apply_lora(model, rank=2, alpha=4.0)
+        a.predicts(cell, partial(predict, model))
+        adapters = {
+            name: module.parametrizations.weight[0]
+            for name, module in model.named_modules()
+            if nn.utils.parametrize.is_parametrized(module, "weight")
+        }
+        # A loss that reads its model is found by the model's weights, which LoRA freezes.
+        loss_fn = cross_entropy if "loss of model" in a.foreign.traits else a.loss_fn
+        loss_fn(call(plain, a.x), a.y).backward()
+        gradients = {name: plain.get_parameter(f"{name}.weight").grad for name in adapters}
+        wanted = [  # None: of a head that the loss does not reach
+            torch.zeros_like(one.b) if grad is None else -0.01 * 2.0 * grad @ one.a.detach().T
+            for one, grad in zip(adapters.values(), gradients.values(), strict=True)
+        ]
+        plain_step(model.train(), sgd(model), loss_fn, None, a.x, a.y)
+        a.given.clear()  # it has been trained
+        found = [one.b.detach().cpu().numpy() for one in adapters.values()]
+        cell.near("B", found, [one.cpu().numpy() for one in wanted], a.rounding.of_updates)
+        adapted = parts(predict(model, a.x))
+        technique.merge_lora(model)
+        cell.near("merged outputs", parts(predict(model, a.x)), adapted, a.rounding.of_outputs)
+        before = dict(a.foreign.build().named_parameters())
+        for name, parameter in model.named_parameters():
+            if name.removesuffix(".weight") not in adapters:
+                cell.holds(f"{name} moved", torch.equal(parameter, before[name]))
+
+    return {"frozen": partial(head, stored=False), "stored": partial(head, stored=True)} | {
+        "LoRA": lora
+    }
+
+
 # Deployment -------------------------------------------------------------------------------------
 
 
@@ -885,13 +1021,46 @@ def frozen_inference(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
     return {"frozen": frozen, "fused": fused}
 
 
+def serving_threads(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """An instance answers what the model gives, in a process whose pool has the size asked for."""
+
+    def instance():
+        from tests.zoo import builds_pt
+
+        x = _arrays(a.x)
+        with technique.serve(partial(builds_pt.served, a.name), x, threads=1) as server:
+            cell.near("outputs", server(x), a.output[0], a.rounding.of_outputs)
+            cell.holds("its pool has one thread", server.started[0]["pools"]["intra_op"] == 1)
+
+    return {"an instance": instance}
+
+
 # Parallel ---------------------------------------------------------------------------------------
 
-# The small models for techniques that start processes; those of the parallel ones take one array.
+# The models for techniques that start processes or take long, or that take few kinds; those of the
+# parallel ones take one array.
 FEW = {
-    "accuracy_aware_quantization": ("conv1d_text",),
+    "accuracy_aware_quantization": (
+        "two_heads",
+        "conv1d_text",
+    ),
     "batch_size_finder": ("two_heads", "conv1d_text", "bert"),
-    "frozen_inference": ("two_heads",),
+    "frozen_inference": (
+        "two_heads",
+        "conv1d_text",
+        "bert",
+        "resnet18",
+    ),
+    "keras_backend": ("conv1d_text",),
+    "serving_threads": (
+        "conv1d_text",
+        "encoder",
+        "resnet18",
+    ),
+    "varying_lengths": (
+        "lstm_language",
+        "gpt2",
+    ),
     "data_parallel": ("conv1d_text", "bilstm", "encoder", "eleven_heads"),
     "model_parallel": ("conv1d_text", "bilstm", "encoder"),
     "tensor_parallel": ("bilstm", "encoder"),
@@ -959,8 +1128,9 @@ CELLS = {
         *(batch_size_finder, stacking, pruning, semi_structured_pruning, structured_pruning),
         *(sparse_inference, distillation, feature_distillation, post_training_quantization),
         *(quantization_aware_training, weight_quantization, combinations),
-        accuracy_aware_quantization,
-        *(reduced_precision, export, native_export, frozen_inference),
+        *(accuracy_aware_quantization, varying_lengths, keras_backend, onednn),
+        fine_tuning,
+        *(reduced_precision, export, native_export, frozen_inference, serving_threads),
         *(data_parallel, model_parallel, tensor_parallel),
     )
 }

@@ -20,7 +20,7 @@ from shared import parallel, runtimes
 from shared.datasets import batch_order
 from tests.zoo.cells import COARSER, Cell, Coarse, Rounding, Wrong, apart, module_of
 from tests.zoo.foreign import Foreign
-from tests.zoo.tf import ZOO, cross_entropy, loss_of
+from tests.zoo.tf import CLASSES, ZOO, cross_entropy, loss_of
 
 BATCH, STEPS = 8, 2
 
@@ -491,6 +491,76 @@ def stacking(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
     return {"defaults": defaults} | ({} if a.foreign.sees_the_batch else {"2 parts": two})
 
 
+def varying_lengths(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Padding changes neither the loss nor its gradient: they are those of each sample alone."""
+    lengths = range(4, 4 + BATCH)
+    samples = [
+        (np.asarray(row[:length], np.int64), np.asarray(target[:length], np.int64))
+        for row, target, length in zip(a.x, a.y, lengths, strict=True)
+    ]
+
+    def alone() -> tuple:
+        plain, optimizer = without_dropout(a.foreign.build()), sgd()
+
+        def step(*_):
+            with tf.GradientTape() as tape:
+                losses = [
+                    len(x) * cross_entropy(call(plain, x[None], True)[0], y) for x, y in samples
+                ]
+                loss = tf.add_n(losses) / sum(lengths)
+            gradients = tape.gradient(loss, plain.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, plain.trainable_variables, strict=True))
+            return loss
+
+        return a.trained(step, plain)
+
+    def padded(padding: str, shapes: str):
+        model = without_dropout(a.model())
+        step = technique.make_train_step(model, sgd(), shapes=shapes)
+        batch = technique.pad(samples, padding=padding, most=a.x.shape[1])
+        a.trains(cell, lambda *_: step(*batch), model, alone())
+
+    return {
+        "longest": partial(padded, "longest", "plain"),
+        "full": partial(padded, "full", "signature"),
+    }
+
+
+def keras_backend(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Keras's own step is the plain one, the model's own losses included, and its prediction."""
+
+    def predicts():
+        model = technique.compile_keras(a.model(), sgd(), _labels_first(a.loss_fn))
+        a.predicts(cell, technique.make_predict(model))
+
+    def trains():
+        model = without_dropout(a.model())
+        technique.compile_keras(model, sgd(), _labels_first(a.loss_fn))
+        a.trains(cell, technique.make_train_step(model), model, a.plain(*NO_DROPOUT))
+
+    # Keras wants a loss for each output, which the zoo's losses of several are not.
+    several = {"tuple outputs", "dict outputs"} & {*a.foreign.traits}
+    return {"predict_on_batch": predicts} | ({} if several else {"train_on_batch": trains})
+
+
+def _labels_first(loss_fn: Callable) -> Callable:
+    """As Keras calls a loss, with labels that it has made floats."""
+    return lambda y, output: loss_fn(output, tf.cast(y, tf.int64))
+
+
+def onednn(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """It leaves the step as it is, in a process that computes as asked."""
+    from tf_impl.kit import runtime
+
+    def as_it_is():
+        model = a.model()
+        step = partial(plain_step, model, sgd(), a.loss_fn)
+        step = technique.with_onednn(step, enabled=runtime.onednn())
+        a.trains(cell, step, model, a.plain())
+
+    return {"as the process has it": as_it_is}
+
+
 # Compression ------------------------------------------------------------------------------------
 
 
@@ -783,6 +853,91 @@ def combinations(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
     return {"make_sparse_train_step": sparse_step}
 
 
+# Adaptation -------------------------------------------------------------------------------------
+
+
+class Backbone(tf.keras.Model):
+    """What a model gives as one vector a sample, of the size of one value."""
+
+    def __init__(self, model, **kwargs):
+        super().__init__(**kwargs)
+        self.model = model
+
+    def call(self, x, training=None):
+        """What the model takes -> (n, width)."""
+        given = [
+            tf.reshape(part, (-1, int(np.prod(part.shape[1:]))))
+            for part in _flat(call(self.model, x, training))
+        ]
+        vector = tf.concat(given, 1)
+        return vector / vector.shape[1] ** 0.5
+
+
+def fine_tuning(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """A head learns as over plain features; LoRA is the model until its first step, which is B's.
+
+    Of W + 2 A B with B = 0 the gradient of B is A's transpose times that of W, twice.
+    """
+    classes = tf.range(BATCH, dtype=tf.int64) % CLASSES
+
+    def learned(step: Callable, head, *batch) -> tuple[list, list]:
+        before = state(head)
+        losses = [np.float32(step(*batch)) for _ in range(STEPS)]
+        return losses, list(map(np.subtract, state(head), before))
+
+    def head(*, stored: bool):
+        backbone, features = Backbone(a.model()), predict(Backbone(a.foreign.build()), a.x)
+        predict(backbone, a.x)  # which builds it
+        shape = features.shape[1:]
+        ours, plain = (
+            tf.keras.Sequential([tf.keras.Input(shape), layers.Dense(CLASSES)]) for _ in "ab"
+        )
+        plain.set_weights(ours.get_weights())
+        step = partial(plain_step, plain, sgd(), cross_entropy)
+        wanted = learned(step, plain, features, classes)
+        optimizer, x = sgd(), a.x
+        if stored:
+            kept = technique.store_features(backbone, x, batch_size=3)
+            cell.near("features", parts(kept), parts(features), a.rounding.of_outputs)
+            step = technique.make_stored_train_step(kept, ours, optimizer, cross_entropy)
+            x = tf.range(BATCH, dtype=tf.int64)
+        else:
+            step = technique.make_train_step(backbone, ours, optimizer, cross_entropy)
+        a.agrees(cell, learned(step, ours, x, classes), wanted)
+        cell.holds("the backbone moved", a.unchanged())
+
+    def lora():
+        model, plain = without_dropout(a.model()), without_dropout(a.foreign.build())
+        weights = list(model.trainable_variables)
+        technique.apply_lora(model, rank=2, alpha=4.0)
+        a.predicts(cell, partial(predict, model))
+        plain_weights = plain.trainable_variables
+        for variable in plain_weights:
+            variable.regularizer = None  # of what is frozen Keras adds no loss
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([a.loss_fn(call(plain, a.x, True), a.y), *plain.losses])
+        both = zip(model._flatten_layers(), plain._flatten_layers(), strict=True)
+        pairs = [pair for pair in both if getattr(pair[0], "lora_enabled", False)]
+        gradients = tape.gradient(loss, [theirs.kernel for _, theirs in pairs])
+        wanted = [
+            -0.01 * 2.0 * ours.lora_kernel_a.numpy().T @ gradient.numpy()
+            for (ours, _), gradient in zip(pairs, gradients, strict=True)
+        ]
+        plain_step(model, sgd(), a.loss_fn, a.x, a.y)
+        a.given.clear()  # it has been trained
+        found = [ours.lora_kernel_b.numpy() for ours, _ in pairs]
+        wrong = Coarse if a.rounding.is_coarse else Wrong
+        cell.near("B", found, wanted, a.rounding.of_updates, wrong)
+        frozen, as_plain = ([one.numpy() for one in some] for some in (weights, plain_weights))
+        cell.near("frozen weights", frozen, as_plain, 1e-6)  # which some layers normalise
+        adapted = parts(predict(model, a.x))
+        technique.merge_lora(model)
+        cell.near("merged outputs", parts(predict(model, a.x)), adapted, a.rounding.of_outputs)
+
+    heads = {"frozen": partial(head, stored=False), "stored": partial(head, stored=True)}
+    return heads | {"LoRA": lora}
+
+
 # Deployment -------------------------------------------------------------------------------------
 
 
@@ -868,13 +1023,88 @@ def frozen_inference(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
     return {"frozen": frozen}
 
 
+def serving_threads(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """An instance answers what the model gives, in a process whose pool has the size asked for."""
+
+    def instance():
+        from tests.zoo import builds_tf
+
+        x = _arrays(a.x)
+        with technique.serve(partial(builds_tf.served, a.name), x, threads=1) as server:
+            cell.near("outputs", server(x), a.output[0], a.rounding.of_outputs)
+            cell.holds("its pool has one thread", server.started[0]["pools"]["intra_op"] == 1)
+
+    return {"an instance": instance}
+
+
 # Parallel ---------------------------------------------------------------------------------------
 
-# The small models for techniques that start processes; those of the parallel ones take one array.
+# The models for techniques that start processes or take long, or that take few kinds; those of the
+# parallel ones take one array.
 FEW = {
-    "accuracy_aware_quantization": ("conv1d_text",),
+    "fine_tuning": (
+        "groups_net",
+        "unet",
+        "video",
+        "two_heads",
+        "dict_heads",
+        "subclassed",
+        "conv1d_text",
+        "bilstm",
+        "tied_language",
+        "encoder",
+        "bert",
+        "gpt",
+        "normalized",
+        "two_arguments",
+        "wide_and_deep",
+        "eleven_heads",
+        "critic",
+        "centred",
+        "lookups",
+        "active",
+        "speech",
+    ),
+    "keras_backend": (
+        "groups_net",
+        "unet",
+        "video",
+        "two_heads",
+        "dict_heads",
+        "subclassed",
+        "conv1d_text",
+        "bilstm",
+        "tied_language",
+        "encoder",
+        "bert",
+        "gpt",
+        "normalized",
+        "two_arguments",
+        "wide_and_deep",
+        "critic",
+        "centred",
+        "lookups",
+        "active",
+        "speech",
+    ),
+    "accuracy_aware_quantization": (
+        "two_heads",
+        "conv1d_text",
+    ),
     "batch_size_finder": ("two_heads", "conv1d_text", "bert"),
-    "frozen_inference": ("two_heads",),
+    "frozen_inference": (
+        "two_heads",
+        "subclassed",
+        "conv1d_text",
+        "bert",
+    ),
+    "onednn": ("two_heads",),
+    "serving_threads": (
+        "subclassed",
+        "conv1d_text",
+        "encoder",
+    ),
+    "varying_lengths": ("tied_language",),
     "data_parallel": ("conv1d_text", "normalized", "encoder", "eleven_heads"),
     "model_parallel": ("conv1d_text", "normalized", "encoder"),
     "tensor_parallel": ("normalized", "encoder"),
@@ -946,8 +1176,9 @@ CELLS = {
         *(batch_size_finder, stacking, pruning, semi_structured_pruning, structured_pruning),
         *(sparse_inference, distillation, feature_distillation, post_training_quantization),
         *(quantization_aware_training, weight_quantization, combinations),
-        accuracy_aware_quantization,
-        *(reduced_precision, export, native_export, frozen_inference),
+        *(accuracy_aware_quantization, varying_lengths, keras_backend, onednn),
+        fine_tuning,
+        *(reduced_precision, export, native_export, frozen_inference, serving_threads),
         *(data_parallel, model_parallel, tensor_parallel),
     )
 }

@@ -31,7 +31,6 @@ LOADERS = {
 RECIPES = {
     "adversarial": lambda file, *_: file.make_domain_head(width=8),
     "discrepancy": lambda file, *rest: file.discrepancy_loss(rest[-1]),
-    "fine_tuning": lambda file, model, *_: file.merge_lora(file.apply_lora(model)),
     "varying_lengths": lambda file, *_: file.pad([([1, 2], [2, 3]), ([1], [2])]),
     "serving_threads": lambda file, model, *_: file.load(lambda: model, file.Setting()),
     "keras_backend": lambda file, *_: file.compile_keras(

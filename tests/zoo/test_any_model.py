@@ -11,7 +11,7 @@ import pytest
 
 from tests import workers
 from tests.zoo import matrix
-from tests.zoo.cells import REFUSED, TECHNIQUES, WORKS, WRONG, Cell, Coarse, Rounding
+from tests.zoo.cells import FAMILIES, REFUSED, TECHNIQUES, WORKS, WRONG, Cell, Coarse, Rounding
 from tests.zoo.foreign import TRAITS
 
 FRAMEWORKS = tuple(matrix.FRAMEWORKS)
@@ -37,18 +37,17 @@ def test_the_zoo_has_models_enough_and_all_traits():
         assert traits == TRAITS.keys() - ONE_SIDED[framework]
 
 
-# One serves any prediction; one changes batches, for a model that takes them; one takes models of
-# Keras 3 on either backend, which are no modules of the zoo.
-OF_NO_MODEL = {"serving_threads", "varying_lengths", "keras_backend"}
+# They take features and heads apart.
+OF_PARTS = {"adversarial", "discrepancy"}
 
 
 def test_every_technique_that_takes_a_model_is_applied():
     folders = {
         file.stem
-        for family in ("train_step", "parallel", "compression", "deployment")
+        for family in FAMILIES
         for file in (matrix.ROOT / "pt_impl" / family).glob("[!_]*.py")
     }
-    assert folders - OF_NO_MODEL == TECHNIQUES.keys()
+    assert folders - OF_PARTS == TECHNIQUES.keys()
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
