@@ -21,13 +21,15 @@ numbers.
 
 Run it alone: `python -m pt_impl.train_step.onednn` compares steps with it and without.
 
-Copy with it: nothing.
+Copy with it: `pt_impl/kit/checks/onednn.py`.
 """
 
 from collections.abc import Callable
 from functools import wraps
 
 import torch
+
+from pt_impl.kit.checks.onednn import check_onednn
 
 
 def with_onednn(call: Callable, *, enabled: bool = True) -> Callable:
@@ -39,8 +41,7 @@ def with_onednn(call: Callable, *, enabled: bool = True) -> Callable:
     Raises NotImplementedError where PyTorch was built without oneDNN.
     Source: `torch.backends.mkldnn`, docs.pytorch.org/docs/stable/backends.html.
     """
-    if enabled and not torch.backends.mkldnn.is_available():
-        raise NotImplementedError("this build of PyTorch has no oneDNN")
+    check_onednn(enabled)
 
     @wraps(call)
     def switched(*args, **kwargs):

@@ -21,10 +21,10 @@ import tensorflow as tf
 from tensorflow.compiler.xla import xla_data_pb2
 from tensorflow.compiler.xla.service import hlo_pb2
 from tensorflow.python.eager import context
-from tensorflow.python.util import _pywrap_util_port
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from shared import cgroups
+from tf_impl.kit.checks.onednn import is_enabled
 
 
 def configure(*, threads: int, seed: int) -> dict[str, int]:
@@ -55,13 +55,8 @@ def _threads() -> dict[str, int]:
 
 
 def onednn() -> bool:
-    """Whether operators on the CPU are oneDNN's, where it has them; else they are Eigen's.
-
-    TF_ENABLE_ONEDNN_OPTS decides, read once as TensorFlow is imported. Without it TensorFlow uses
-    oneDNN on processors with AVX-512 VNNI or bfloat16, AVX-VNNI, AMX, or of Arm's Neoverse V1.
-    Source: `DefaultOneDnnPolicy` in tensorflow/core/util/port.cc.
-    """
-    return _pywrap_util_port.IsMklEnabled()
+    """Whether operators on the CPU are oneDNN's, where it has them; else they are Eigen's."""
+    return is_enabled()
 
 
 @contextlib.contextmanager

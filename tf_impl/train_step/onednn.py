@@ -17,13 +17,13 @@ silences the line.
 Run it alone: `TF_ENABLE_ONEDNN_OPTS=1 python -m tf_impl.train_step.onednn` prints the time of a
 step; with 0 the same without oneDNN.
 
-Copy with it: `shared/cgroups.py`, `shared/onednn.py`, `tf_impl/kit/runtime.py`.
+Copy with it: `shared/onednn.py`, `tf_impl/kit/checks/onednn.py`.
 """
 
 from collections.abc import Callable
 
-from shared.onednn import VARIABLE, is_default
-from tf_impl.kit import runtime
+from shared.onednn import is_default
+from tf_impl.kit.checks.onednn import check_onednn, is_enabled
 
 
 def with_onednn(call: Callable, *, enabled: bool = True) -> Callable:
@@ -35,12 +35,7 @@ def with_onednn(call: Callable, *, enabled: bool = True) -> Callable:
     Raises ValueError, with the variable to set, where this process computes otherwise.
     Source: tensorflow/core/util/port.cc.
     """
-    if runtime.onednn() != enabled:
-        without = "without" if enabled else "with"
-        raise ValueError(
-            f"TensorFlow computes {without} oneDNN in this process: set {VARIABLE}={enabled:d} "
-            "before it is imported"
-        )
+    check_onednn(enabled)
     return call
 
 
@@ -49,8 +44,8 @@ def main() -> None:
     from tf_impl.kit import training
     from tf_impl.kit.demo import Demo
 
-    here = "with oneDNN" if runtime.onednn() else "without"
-    here += ", the default here" * (runtime.onednn() == is_default())
+    here = "with oneDNN" if is_enabled() else "without"
+    here += ", the default here" * (is_enabled() == is_default())
     demo = Demo("digits-cnn")
     for name, ms in demo.times({here: training.make_train_step(*demo.build())}).items():
         print(f"{name:30}{ms:8.2f} ms a step")
