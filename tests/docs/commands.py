@@ -61,6 +61,7 @@ COMMANDS = {
         "pytest bench/ --resume",
         "pytest bench/ --benchmark-only --plan",
         f"{BENCH} --technique averaging --variant ema",
+        f"{BENCH} --technique onednn",
         f"{BENCH} --technique export --variant litert,executorch --pt-python .venv-edge/bin/python",
         f"{BENCH} --technique {','.join(RECIPES)}",
         f"{BENCH} --technique {','.join(BY_NAME)}",
@@ -82,7 +83,9 @@ COMMANDS = {
         ".venv/bin/twinbench claims docs docs/recipes docs/recipes/averaging.json --write",
         "cp results/latest/results.json docs/recipes/averaging.json",
         "cp results/latest/results.json docs/recipes/results.json",
+        "cp results/latest/results.json docs/by_name/results.json",
         ".venv/bin/twinbench report docs/recipes --format markdown",
+        ".venv/bin/twinbench report docs/by_name --format markdown",
         ".venv/bin/twinbench priorities docs --write",
         ".venv/bin/twinbench compare docs results/before results/latest",
         ".venv/bin/twinbench choose results/latest --goal train-speed --max-accuracy-drop 0.5",
@@ -192,7 +195,7 @@ COMMANDS = {
     ),
 }
 RARE = ("CUDA_VISIBLE_DEVICES", TWO, "collectives", "shared.utilization", "diagnose my_step.py")
-RARE += ("report docs/recipes", "claims results/latest", "priorities results/latest")
+RARE += ("report docs/recipes", "report docs/by_name", "claims results/latest", "priorities results/latest")
 RARE += ("docs/results.json results", "machines add")
 
 
