@@ -25,7 +25,12 @@ from bench.report.page import html as page_of_charts
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGURATION = Path(__file__).with_name("zensical.toml")
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs")
-RECORDS = ("docs", "docs/recipes", "docs/by_name", "docs/gpu")  # of each the site has the page with charts
+RECORDS = (
+    "docs",
+    "docs/recipes",
+    "docs/by_name",
+    "docs/gpu",
+)  # of each the site has the page with charts
 CHARTS = "charts.html"
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
 LANGUAGES = {".py": "python", ".sh": "sh", ".yml": "yaml", ".yaml": "yaml", ".toml": "toml"}

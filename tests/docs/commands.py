@@ -195,7 +195,12 @@ COMMANDS = {
     ),
 }
 RARE = ("CUDA_VISIBLE_DEVICES", TWO, "collectives", "shared.utilization", "diagnose my_step.py")
-RARE += ("report docs/recipes", "report docs/by_name", "claims results/latest", "priorities results/latest")
+RARE += (
+    "report docs/recipes",
+    "report docs/by_name",
+    "claims results/latest",
+    "priorities results/latest",
+)
 RARE += ("docs/results.json results", "machines add")
 
 
