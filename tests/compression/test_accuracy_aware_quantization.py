@@ -92,7 +92,7 @@ def test_layers_of_the_outlier_stay_in_float_and_the_rest_are_integers(
 
 
 @pytest.mark.only("pt")
-def test_pt_the_deprecated_route_predicts_as_the_new_one(impl, models, planted):
+def test_pt_the_deprecated_route_predicts_as_the_new_one(impl, technique, models, planted):
     """With an outlier both lose as much; without, neither does."""
     model, x, wanted, _ = planted
     quantization = impl.compression.post_training_quantization
