@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import cache
@@ -121,6 +122,7 @@ def _values(technique: Technique) -> dict:
     sides = [_side(name, technique) for name in FRAMEWORKS]
     return {
         "results": _results(technique.name),
+        "base": _base(technique),
         "technique": technique,
         "sides": sides,
         "summary": sides[0].summary,
@@ -158,6 +160,22 @@ def _results(technique: str) -> dict | None:
     return {"measured": measured([run]), "report": report, **_parts(run, technique)}
 
 
+def _base(technique: Technique) -> str:
+    """What the rows are compared with, by its title in each framework."""
+    base = next((one for one in technique.variants if one.role == "baseline"), None)
+    if base is None:
+        return "plain code"
+    mode = "predict" if all(one.mode == "predict" for one in technique.workloads) else "train"
+    return _joined(base.called(side, mode) for side in base.frameworks)
+
+
+def _joined(titles: Iterable[str]) -> str:
+    """The titles of a row in each framework, what they begin with once."""
+    first, *others = dict.fromkeys(titles)
+    stem = f"{first.rpartition(', ')[0]}, "
+    return " / ".join([first, *(other.removeprefix(stem) for other in others)])
+
+
 def _parts(run: Record, name: str) -> dict:
     """A chart of a technique's ratios, and for each of its tasks the tables, large models first."""
     titles = sorted(tasks(run, name), key=lambda task: not is_large(task_of(task)))
@@ -177,10 +195,8 @@ def _titled(rows_of: View) -> View:
     """The same rows in plain words: int8, TorchInductor / LiteRT."""
 
     def titled(row: Pair) -> Pair:
-        first, *others = dict.fromkeys(map(title, row.cases))
-        stem = f"{first.rpartition(', ')[0]}, "
-        words = [first, *(other.removeprefix(stem) for other in others)]
-        return replace(row, label=" / ".join(words) + row.label.removeprefix(row.cases[0].variant))
+        words = _joined(map(title, row.cases))
+        return replace(row, label=words + row.label.removeprefix(row.cases[0].variant))
 
     return replace(rows_of, rows={b: list(map(titled, rows)) for b, rows in rows_of.rows.items()})
 

@@ -33,8 +33,8 @@ SHOWN = (
 BEST_OF_EACH = (
     "“Ahead” compares the best of each framework, which may be two techniques: the row that is "
     "named, or else the code that it is compared with. “Unlike programs” are two techniques, or "
-    "one in two runtimes. A row with “but” is not used. README's table compares one technique in "
-    "both, with such rows."
+    "one in two runtimes. Rows with “but” are left out of “ahead”; README's table, which compares "
+    "one technique in both, has them."
 )
 LEGEND = f"{SHOWN} {BEST_OF_EACH}"
 BRIEF_LEGEND = (

@@ -33,8 +33,8 @@ NAMED = 3  # other machines that README names
 AMOUNT = "holds, by another amount"
 MARKS = {HOLDS: "✓", AMOUNT: "±", TURNS: "≠", UNTOLD: "?", ONCE: "", NOTHING: ""}
 LEGEND = (
-    "Other machines: ✓ all show it, ± all do by another amount, ≠ one shows otherwise, ? one can't "
-    "tell."
+    "Other machines: ✓ all that measured it show it, ± all do by another amount, ≠ one shows "
+    "otherwise, ? one can't tell."
 )
 COUNTED = {
     HOLDS: "{} hold",

@@ -117,7 +117,9 @@ def agreement(path: Path, runs: list[Record]) -> str:
     )
     if shown <= {one.started for one in made.runs}:
         return alike.format("this class") + "."
-    others = f", and with this run in {_share(made.apart)}" if made.apart else ""
+    others = ""
+    if made.apart:
+        others = f", and with this run in {_share(made.apart)}: trust directions more than sizes"
     apart = shown <= {one.started for one in made.others}
     return f"The table is of one run. {alike.format('another class')}{others if apart else ''}."
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from bench.harness.helpers import kit_module, need_cpu, plain
 from bench.harness.plan import (
+    FRAMEWORKS,
     TRAIN_STEP,
     Prepared,
     Technique,
@@ -27,7 +28,7 @@ TECHNIQUE = Technique(
     user_model=UserModel(TRAIN_STEP, ("default", "with_onednn")),
     variants=(
         Variant("default", role="baseline", title="the framework's own choice", program="plain"),
-        row("with_onednn", "with oneDNN", frameworks=("tf",), environment=ON, enabled=True),
+        row("with_onednn", "with oneDNN", environment=ON, enabled=True),
         row("without_onednn", "without oneDNN", "ordinary", environment=OFF, enabled=False),
     ),
     workloads=(
@@ -41,9 +42,8 @@ TECHNIQUE = Technique(
         "its rows run in processes with that variable.",
     ),
     notes=(
-        "TensorFlow decides by the processor's instructions. What it decides by itself has no row "
-        "here, since that is the baseline: such a row is UNSUPPORTED with that reason.",
-        "PyTorch has oneDNN on by default, everywhere: the row without it shows what it gains.",
+        "PyTorch has oneDNN on by default, TensorFlow where the processor's instructions are among "
+        "those that it knows. What is the default is the baseline, and its row is UNSUPPORTED.",
     ),
 )
 
@@ -54,12 +54,10 @@ def prepare(impl, work: Work) -> Prepared:
     if not work.settings:
         return prepared
     need_cpu(impl)
-    enabled = work.settings["enabled"]
-    if impl.__name__ == "tf_impl" and enabled == onednn.is_default():
-        state = "on" if enabled else "off"
-        raise NotImplementedError(
-            f"TensorFlow has oneDNN {state} by default on this processor: the baseline shows it"
-        )
+    enabled, side = work.settings["enabled"], impl.__name__.removesuffix("_impl")
+    if enabled == (side == "pt" or onednn.is_default()):
+        framework, state = FRAMEWORKS[side].title, "on" if enabled else "off"
+        raise NotImplementedError(f"{framework} has oneDNN {state} by default: see the baseline")
     switched = impl.train_step.onednn.with_onednn
     step, predict = (switched(one, enabled=enabled) for one in (prepared.step, prepared.predict))
     return replace(prepared, step=step, predict=predict)

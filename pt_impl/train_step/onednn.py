@@ -15,9 +15,8 @@ Where the frameworks differ and why:
   AMX. Elsewhere, such as on AMD before Zen 4 or Intel before Cascade Lake, Eigen computes. An
   environment variable decides, once, as TensorFlow is imported.
 
-When it helps and when it hurts: convolutions of some size gain most. Small steps may lose, since
-each call of oneDNN has a cost. Switch it off only to compare, or to look for a difference in
-numbers.
+When it helps and when it hurts: leave it on. Convolutions gain most. Switch it off only to compare,
+or to look for a difference in numbers.
 
 Run it alone: `python -m pt_impl.train_step.onednn` compares steps with it and without.
 
