@@ -181,7 +181,7 @@ def _speed(side: m.Side, kind: str, difference: Difference) -> tuple[float, str,
         return 0.0, "", None
     libraries: dict[str, float] = {}
     for one in every:
-        libraries[one.library] = libraries.get(one.library, 0.0) + one.seconds
+        libraries[one.ran_by] = libraries.get(one.ran_by, 0.0) + one.seconds
     # Of the whole kind: what an operator does beside its products is time that they cost.
     seconds = sum(one.seconds for one in side.parts() if one.kind == kind)
     dtype = _dtype(side, kind)

@@ -206,7 +206,7 @@ def _products(difference: Difference) -> list[str]:
                 n, *size, kh, kw, inner, outputs = one.shape[:8]
                 shape = f"{n}x{'x'.join(map(str, size))} by {kh}x{kw}x{inner}x{outputs}"
             told = f"{one.layer or '-'} {one.kind} {shape} {one.dtype}: {one.calls:.0f} calls, "
-            told += f"{milliseconds(one.seconds)} ms, {one.library or 'library not known'}"
+            told += f"{milliseconds(one.seconds)} ms, {one.ran_by or 'library not known'}"
             rows.append(f"{side.name}: {told}" + (f", {share:.0%} of peak" if share else ""))
     return rows
 

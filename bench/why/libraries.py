@@ -64,7 +64,7 @@ def with_libraries(side: m.Side, known: Calls) -> m.Side:
         calls = known.of.get(kinds.PRODUCTS if one.kind == kinds.ATTENTION else one.kind, {})
         return calls.get(ANY if one.kind == kinds.CONVOLUTIONS else tuple(sorted(one.shape)), "")
 
-    products = [m.replaced(p, library=library(p)) for p in side.products]
+    products = [m.replaced(p, ran_by=library(p)) for p in side.products]
     pieces = [part for piece in side.pieces for part in _divided(piece, known.reorders)]
     return m.replaced(side, products=products, pieces=pieces)
 

@@ -42,7 +42,7 @@ class Product(Struct, frozen=True, kw_only=True):
 
     shape: (m, k, n) of a product (m, k) @ (k, n); of a convolution or of fused attention as the
     kits' `convolution_seconds` and `attention_seconds` have it; () where it is not known.
-    library: which ran it, as its verbose mode says; "" where it does not.
+    ran_by: the library that did, as its verbose mode says; "" where it does not.
     """
 
     kind: str
@@ -52,7 +52,7 @@ class Product(Struct, frozen=True, kw_only=True):
     calls: float
     seconds: float
     flops: float
-    library: str = ""
+    ran_by: str = ""
 
 
 class Facts(Struct, frozen=True, kw_only=True):

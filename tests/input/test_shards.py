@@ -174,7 +174,7 @@ def test_images_have_the_size_the_mean_and_the_deviation_that_are_asked_for(load
     assert sorted(rows) == list(range(IMAGES))
 
 
-@pytest.mark.parametrize("start", [4, 6])
+@pytest.mark.parametrize("start", [0, 1, 4, 6])
 @pytest.mark.parametrize("name", LOADERS)
 def test_an_epoch_taken_up_again_is_exactly_what_was_left_of_it(load, epochs, name, start):
     """In another run, within an epoch, where one ends, and in the second; to the last bit."""

@@ -133,7 +133,7 @@ def test_two_optimizers_of_a_loss_are_scaled_as_by_hand(technique, models):
 
 
 @pytest.mark.only("tf")
-@pytest.mark.parametrize("rule", ["Nadam", "Adafactor"])
+@pytest.mark.parametrize("rule", ["Adam", "Nadam", "Adafactor"])
 def test_the_optimizer_counts_all_that_a_resumed_training_needs(kit, technique, models, rule):
     """Of which Keras's LossScaleOptimizer leaves out what Nadam and Adafactor hold besides."""
     x, y = models.normal(4, 6), models.tf.constant([0, 1, 2, 0])

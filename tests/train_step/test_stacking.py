@@ -42,7 +42,7 @@ RUNGS = {
 }
 ALL = CHANNELS_LAST | {"compiled": True, "dtype": "bfloat16", "micro_batches": 2, "max_norm": 1.0}
 # Of techniques, drawn at random; each part is traced anew.
-SETS, MOST_PARTS = (14, 4) if workers.campaign() else (5, 3)
+SETS, MOST_PARTS = (14, 4) if workers.campaign() else (7, 3)
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +201,7 @@ def test_any_set_of_techniques_is_plain_training(flavour, models, apart_from_pla
             assert updates < 10 * BOUNDS[chosen["dtype"]], chosen
 
     compare()
-    assert len(drawn) >= (10 if workers.campaign() else 4)
+    assert len(drawn) >= (10 if workers.campaign() else 6)
     for name in ("memory_format", "micro_batches", "max_norm", "compiled"):
         assert len({one[name] for one in drawn}) > 1
 
@@ -212,6 +212,21 @@ def test_a_rate_that_is_off_by_a_hundredth_would_be_seen(apart_from_plain):
 
 def test_a_ragged_batch_is_cut_by_its_samples(apart_from_plain):
     assert max(apart_from_plain(micro_batches=4)) < BAR
+
+
+@KERAS_3
+def test_a_batch_in_float64_is_cut_too(technique, models):
+    tf, losses = models.tf, []
+    x, y = models.plain_batch()
+    for parts in (1, 4):
+        models.keras.utils.set_random_seed(0)
+        layers = [models.layers.Flatten(dtype="float64"), models.layers.Dense(3, dtype="float64")]
+        model = models.keras.Sequential([models.keras.Input((6, 6, 3)), *layers])
+        optimizer = models.sgd(model, 4.0)
+        make = technique.make_train_step
+        step = make(model, optimizer, models.small_loss, micro_batches=parts)
+        losses.append([float(step(tf.cast(x, tf.float64), y)) for _ in range(3)])
+    assert apart(losses[1], losses[0]) < 1e-6  # shares are float32
 
 
 @KERAS_3
@@ -249,6 +264,18 @@ def test_channels_last_holds_from_kernel_to_optimizer(technique, models):
     tensors = [kernel, optimizer.state[kernel]["momentum_buffer"], *seen]
     assert len(tensors) == 6
     assert all(v.is_contiguous(memory_format=last) and not v.is_contiguous() for v in tensors)
+
+
+@PT
+def test_what_the_optimizer_holds_is_clipped_by_its_own_norm(technique, models):
+    """Other layers' gradients add up, and stay scaled."""
+    model = models.plain_model("float16")
+    arguments = model, models.sgd(model.head, 0.0), models.small_loss
+    step = technique.make_train_step(*arguments, dtype="float16", max_norm=1e-3)
+    for _ in range(2):
+        step(*models.plain_batch())
+    norm = models.nn.utils.get_total_norm([p.grad for p in model.head.parameters()])
+    assert norm.item() == pytest.approx(1e-3, rel=1e-2)
 
 
 @PT

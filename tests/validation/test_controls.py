@@ -94,6 +94,28 @@ def test_the_page_counts_what_is_told_apart_and_what_is_found():
     assert "3 blocks, as by default: told apart in 0 of 16 (0.0%–20.6%) pairs" in page
 
 
+def test_the_page_has_a_row_for_each_workload_and_side():
+    measured = measurement()
+    measured["matches"][0]["workload"] = "text"
+    measured["matches"][2]["framework"] = "tf_keras"
+    page = controls_page.page(measured)
+    assert "| TensorFlow, tf_keras | 50% longer, planted | 1 found of 1 |" in page
+    # Of equal work, 2%, 5%, 10% and half longer: at 2% a difference is found by luck.
+    for row in (
+        "text-gpt, batch 2, train step | 0 of 4 | N of 2 | 2 of 2 | 2 of 2 | 1 of 1",
+        "digits-cnn, batch 4, train step | 1 of 12 | N of 6 | 6 of 6 | 6 of 6 | 3 of 3",
+    ):
+        assert re.search(re.escape(row).replace("N", r"\d"), page), row
+
+
+def test_the_page_counts_equal_work_that_is_told_apart():
+    measured = measurement()
+    for match in measured["matches"][:2]:
+        for block in match["blocks"]:
+            block["same1"] += 0.3  # from the contenders on both sides of it
+    assert "| PyTorch | equal work | 4 told apart of 8 |" in controls_page.page(measured)
+
+
 def test_the_page_compares_the_workers_of_both_parents():
     """Of each kind of work, block by block; and says how often chance does as much."""
     row = r"\| PyTorch \| digits-cnn, batch 4, train step \| (\S+) \((\S+)–(\S+)\) \| 8 \|"
@@ -164,6 +186,15 @@ def test_how_to_go_on_can_be_pasted_whatever_the_folder(tmp_path, monkeypatch, c
     command.main(["measure", "--pairs", "4", "--results", str(folder)])
     printed = re.search(r"--resume '(.*)' goes on", capsys.readouterr().err)[1]
     assert printed.startswith(str(folder.resolve()))
+
+
+def test_an_interrupted_measurement_knows_what_is_left():
+    measured = measurement(blocks=2)
+    measured["matches"][3]["blocks"].pop()
+    left = controls._left(measured)
+    assert left[0] == (1, "tf", [3])
+    assert left[1] == (2, "pt", [0, 1])
+    assert len(left) == 1 + 2 * 6
 
 
 def test_who_fails_in_a_block_is_left_out_of_it_and_named(tmp_path, monkeypatch, capsys):

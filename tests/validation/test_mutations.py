@@ -118,6 +118,12 @@ def test_tests_that_fail_without_a_fault_tell_nothing(tree):
         list(mutations.plant([NOTICED]))
 
 
+def test_a_fault_without_its_place_is_named(tree):
+    (tree / "source.py").write_text("")
+    with pytest.raises(ValueError, match="three times: its text does not stand"):
+        list(mutations.plant([NOTICED]))
+
+
 @pytest.mark.parametrize(("faults", "status"), [((NOTICED,), 0), ((NOTICED, NOT_NOTICED), 1)])
 def test_the_exit_status_says_whether_all_were_noticed(known, page, capsys, faults, status):
     known(*faults)

@@ -31,6 +31,12 @@ def test_losses_are_shown_as_often_as_intervals_promise():
     assert rows[10.0]["worse"] > 0.99
 
 
+def test_losses_are_kept_and_shown(page):
+    rows = simulate.losses("digits-cnn", [0.5, -0.5], 4, 0, 100)
+    attacked.keep("losses", {"rows": rows, "seeds": 4, "runs": 100})
+    assert "| digits-cnn | 0.50 | 10 | 0.0% | 100.0% |" in page()
+
+
 def test_it_prints_coverage_for_each_framework(few, tmp_path, capsys):
     (tmp_path / "validation.json").write_text(json.dumps(measurement()))
     assert command.main(["simulate", str(tmp_path / "validation.json")]) == 0

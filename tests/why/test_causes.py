@@ -128,7 +128,7 @@ def product(library: str, seconds: float) -> m.Product:
         calls=24.0,
         seconds=seconds,
         flops=0.37 * 50 * MS * PEAK,
-        library=library,
+        ran_by=library,
     )
 
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 from shared import health
 from shared.health import Denormals, Mode, Predicting, Subject
 from shared.user_model import RECIPE, first, leaves, made_of, pair
-from tf_impl.kit import calling, runtime, step_events, training, user_model
+from tf_impl.kit import calling, operators, runtime, step_events, training, user_model
 
 _DENORMAL = 1e-39
 
@@ -244,7 +244,7 @@ def rows_by_python(loader) -> str:
         tf.raw_ops.DatasetToGraphV2(input_dataset=variant).numpy()
     )
     batched = any("Batch" in node.op for node in graph.node)
-    inside = [node.op for function in graph.library.function for node in function.node_def]
+    inside = [node.op for function in operators.functions(graph) for node in function.node_def]
     python = any(op in ("PyFunc", "EagerPyFunc", "PyFuncStateless") for op in inside)
     return "a Python function within tf.data" if batched and python else ""
 

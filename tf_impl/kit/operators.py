@@ -14,7 +14,7 @@ from operator import attrgetter
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-_functions = attrgetter("library.function")  # of a GraphDef
+functions = attrgetter("library.function")  # of a GraphDef
 _FORMATS = {"NHWC": "channels_last", "NCHW": "channels_first"}
 # What moves and names values, and what calls a function whose operators are counted themselves.
 _PLUMBING = {"Const", "NoOp", "_Arg", "_Retval", "Identity", "ReadVariableOp"}
@@ -45,8 +45,8 @@ def update_operators(update: Callable) -> dict[str, int]:
     executed, after grappler rewrote them. Calls the update twice, since the first call may trace.
     """
     update()
-    functions = _functions(update.get_concrete_function().graph.as_graph_def())
-    programs = {f.signature.name for f in functions if f.attr["_XlaMustCompile"].b}
+    library = functions(update.get_concrete_function().graph.as_graph_def())
+    programs = {f.signature.name for f in library if f.attr["_XlaMustCompile"].b}
     counts = Counter()
     for node in _executed_nodes(update):
         if "_XlaMustCompile" in node.attr or node.attr["f"].func.name in programs:
@@ -80,7 +80,7 @@ def executed_graphs(function: Callable, *inputs) -> dict:
     counts, outside = Counter(), Counter()
     if hasattr(function, "get_concrete_function"):
         traced = function.get_concrete_function(*inputs)
-        library = {f.signature.name: f for f in _functions(traced.graph.as_graph_def())}
+        library = {f.signature.name: f for f in functions(traced.graph.as_graph_def())}
         _count(traced.function_def, library, counts, outside, inside_xla=False)
     return {
         "graphs": counts["graphs"],
