@@ -51,6 +51,10 @@ def test_sums_of_noise_cross_the_bound_as_often_as_it_says(looks):
     assert crossing(bound(looks), looks) == pytest.approx(0.05, abs=1e-8)
 
 
+def test_plain_intervals_at_each_look_would_be_wrong_in_one_of_ten():
+    assert crossing(1.96, LOOKS) > 0.10
+
+
 @settings(max_examples=25 if workers.campaign() else 8)  # each takes a fifth of a second
 @given(st.lists(st.integers(2, 40), min_size=1, max_size=5, unique=True).map(sorted))
 def test_more_looks_need_a_wider_bound(looks):
@@ -137,6 +141,20 @@ def test_bounds_of_an_interval_are_covered(ci, covered):
     outcome = Outcome()
     outcome.add(1.0, Ratio(1.0, ci, 0.1, 5, "slower"))
     assert (outcome.covered, outcome.blocks, outcome.verdicts) == (covered, 5, ["slower"])
+
+
+def test_a_simulation_is_summed_up_in_shares_of_its_contenders():
+    said = ["equivalent", "faster", "equivalent", "inconclusive"]
+    found = {
+        1.0: Outcome(covered=3, blocks=12, verdicts=said),
+        1 + DELTA: Outcome(covered=4, blocks=20, verdicts=["slower", *["equivalent"] * 3]),
+    }
+    text = summary([0.1, -0.1], found)
+    assert "noise sd 0.105 of 2 blocks" in text
+    assert "87.5%; 4.0 blocks on average" in text
+    assert 'at 1 "faster" or "slower" 25.0%; at the margin "slower" 25.0%' in text
+    assert '"equivalent" 75.0%' in text
+    assert "1.000: equivalent 50.0%, faster 25.0%, inconclusive 25.0%; covered 75.0%; 3.0" in text
 
 
 def test_simulated_noise_is_about_the_truth_and_who_is_decided_leaves_at_once():

@@ -1,7 +1,9 @@
 """One time for each case, from which all ratios follow: within a block, over matches and blocks."""
 
+import json
 from itertools import combinations
 from math import exp, log
+from pathlib import Path
 from statistics import fmean
 
 import numpy as np
@@ -21,6 +23,9 @@ from bench.analysis.fit import (
     fit_of,
     undisturbed,
 )
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDS = [ROOT / "docs" / "results.json", *sorted(ROOT.glob("docs/*/results.json"))]
 
 
 def ratio(found, top, bottom):
@@ -74,6 +79,50 @@ def test_the_fastest_third_counts_and_two_at_least(samples, expected):
     assert FASTEST == 3
     assert undisturbed(samples) == pytest.approx(expected)
     assert undisturbed(samples[::-1]) == pytest.approx(expected)
+
+
+def published_blocks():
+    """Samples of the published contenders that were measured side by side, match by match."""
+    for path in RECORDS:
+        record = json.loads(path.read_text("utf-8"))
+        samples = {case["id"]: case["timing"]["step_s"] for case in record["cases"]}
+        if "matches" not in record:
+            yield from side_by_side(samples, record["comparisons"])
+            continue
+        for match, names in enumerate(record["matches"]):
+            own = {n: samples[n][str(match)] for n in names if str(match) in samples[n]}
+            blocks = set.intersection(*map(set, own.values())) if own else ()
+            yield [{name: each[block] for name, each in own.items()} for block in blocks]
+
+
+def side_by_side(samples, comparisons):
+    """Those of the first match of each case; a pair's ratio tells whether it was the same one."""
+    company = {}
+    for c in comparisons:
+        ours, theirs = samples[c["numerator"]], samples[c["denominator"]]
+        if [len(block) for block in ours] != [len(block) for block in theirs]:
+            continue
+        each = [np.median(np.log(a) - np.log(b)) for a, b in zip(ours, theirs, strict=True)]
+        if exp(fmean(each)) == pytest.approx(c["ratio"], rel=1e-9):
+            both = company.get(c["numerator"], {c["numerator"]})
+            both |= company.get(c["denominator"], {c["denominator"]})
+            company |= dict.fromkeys(both, both)
+    for names in {id(each): each for each in company.values()}.values():
+        blocks = range(len(samples[min(names)]))
+        yield [{name: samples[name][block] for name in sorted(names)} for block in blocks]
+
+
+def test_on_published_samples_it_scatters_less_than_medians_of_log_ratios():
+    """The variance between blocks of each pair's log ratio, and what it is on average."""
+    ours, theirs = [], []
+    for blocks in published_blocks():
+        found = [block_times(block) for block in blocks]
+        for a, b in combinations(blocks[0], 2) if len(blocks) > 2 else ():
+            ours.append(np.var([block[a] - block[b] for block in found], ddof=1))
+            medians = [np.median(np.log(block[a][2:]) - np.log(block[b][2:])) for block in blocks]
+            theirs.append(np.var(medians, ddof=1))
+    assert len(ours) > 100
+    assert fmean(ours) < 0.9 * fmean(theirs)
 
 
 # Over blocks and matches ------------------------------------------------------------------------
@@ -156,7 +205,9 @@ def test_those_who_never_met_are_not_compared():
     assert found.ratio("pt_a", "pt").ratio == pytest.approx(0.8, rel=0.05)
 
 
-@pytest.mark.parametrize("pair", [("pt_a", "pt"), ("pt_a", "pt_b")])
+@pytest.mark.parametrize(
+    "pair", [("pt_a", "pt"), ("pt_b", "pt"), ("pt_b", "tf_b"), ("pt_a", "pt_b")]
+)
 def test_intervals_cover_the_truth_in_95_percent_of_runs(pair):
     """Within a match, and over two that the baselines join."""
     truth = log(FACTORS[pair[0]] / FACTORS[pair[1]])

@@ -120,7 +120,36 @@ def test_swapping_the_arms_inverts_the_comparison(values):
     assert back.verdict == swapped.get(forth.verdict, forth.verdict)
 
 
+@given(log_ratios, st.floats(-2, 2))
+def test_a_common_factor_moves_ratio_and_interval_alone(values, shift):
+    plain, moved = verdicts.compare(values), verdicts.compare([value + shift for value in values])
+    assert moved.ratio == pytest.approx(plain.ratio * exp(shift), rel=1e-9)
+    assert moved.ci == pytest.approx([edge * exp(shift) for edge in plain.ci], rel=1e-6)
+    assert moved.sd == pytest.approx(plain.sd, abs=1e-9)
+
+
+@given(log_ratios)
+def test_order_of_blocks_does_not_matter(values):
+    forth, back = verdicts.compare(values), verdicts.compare(values[::-1])
+    assert back.ratio == pytest.approx(forth.ratio)
+    assert back.ci == pytest.approx(forth.ci)
+
+
 # Many simulated runs ----------------------------------------------------------------------------
+
+
+def test_interval_covers_the_truth_in_95_percent_of_runs():
+    truth = log(1.07)
+    found = simulate(truth, runs=4_000, seed=1)
+    covered = np.mean([c.ci[0] <= exp(truth) <= c.ci[1] for c in found])
+    assert 0.93 <= covered <= 0.97
+
+
+@pytest.mark.parametrize(("true_ratio", "verdict"), [(1.1, "slower"), (1 / 1.1, "faster")])
+def test_planted_ten_percent_is_found(true_ratio, verdict):
+    for seed in range(5):
+        found = simulate(log(true_ratio), runs=20, seed=seed)
+        assert sum(c.verdict == verdict for c in found) >= 18
 
 
 def test_tables_of_forty_equal_rows_hold_no_false_verdict():
