@@ -5,58 +5,139 @@ Plain code is compared with plain code, and a technique with the same technique.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from bench.analysis.questions import Answer
-from bench.analysis.ranking import UPDATE, Aim, Ranking
-from bench.analysis.table import MEMORY, Row, is_better, is_worse
+from bench.analysis.ranking import UPDATE, Ranking
+from bench.analysis.table import MEMORY, TIME, Figure, Row, is_better, is_worse
 from bench.analysis.verdicts import DELTA
 from bench.record import FRAMEWORKS
-from bench.report.advised import NO_DIFFERENCE, UNLIKE, gained, is_file, place_of
+from bench.report.advised import NO_DIFFERENCE, gained, is_file
 from bench.report.bars import chosen
-from bench.report.names import name_of, sizes
+from bench.report.names import called, name_of, sizes
 from bench.report.technique_tables import Table, of_words
 
 MOST = 8  # cases
+STARRED = "*"  # accuracy not shown, as in the picture
+COLUMNS = ("plain code", "the same technique")
 LEGEND = (
-    f"A lead counts where its whole 95% interval, in brackets, is beyond {DELTA:.0%}. There is no "
-    "overall winner. “Not compared”: plain code was not measured in both.",
-    f"“Same technique” compares the one that gains most in both. “{UNLIKE.capitalize()}”: two "
-    "runtimes, or two variants of it. Such a lead is theirs, not the framework's.",
-    "“Accuracy kept”: the same work, or shown by trainings. “Not shown”: check it on your data.",
+    "1.19x: times as fast, with its 95% interval in brackets. A lead counts where all of it is "
+    f"beyond {DELTA:.0%}. “Not compared”: plain code was not measured in both.",
+    "“The same technique” is the one that gains most in both. Two names are unlike programs: two "
+    "runtimes, or two variants. Such a lead is theirs, not the framework's.",
+    f"{STARRED} Accuracy was not shown to be kept: check it on your data.",
 )
+
+
+@dataclass(frozen=True)
+class Line:
+    """A case: what is compared in each of `COLUMNS`; None where there is no such pair."""
+
+    answer: Answer
+    pairs: tuple[tuple[Row, Row] | None, ...]
+
+    def leader(self, column: int) -> str | None:
+        """The framework shown to be ahead; None where none is."""
+        between = self._between(column)
+        if between is None:
+            return None
+        if is_better(self.answer.goal.figure, between):
+            return "pt"
+        return "tf" if is_worse(self.answer.goal.figure, between) else None
+
+    def lead(self, column: int) -> str:
+        """Who is ahead, by how much; or why nobody is."""
+        between, leader = self._between(column), self.leader(column)
+        if between is None:
+            return "not compared"
+        if leader is None:
+            return NO_DIFFERENCE
+        ratio = between if leader == "pt" else between.turned()
+        return f"{FRAMEWORKS[leader]}, {gained(ratio, self.answer.goal, short=True)}"
+
+    def _between(self, column: int) -> Figure | None:
+        pair = self.pairs[column]
+        between = pair and self.answer.sides["pt"].aim.ratio(*pair)
+        return between if between and between.bounds else None
+
+
+def lines(listed: list[Answer]) -> list[Line]:
+    """The cases, large models first."""
+    shown = [one for one in chosen(listed) if one.work.kind != UPDATE]
+    shown += [one for one in listed if one.goal.figure == MEMORY and one.main]
+    both = [one for one in shown if len(one.sides) == len(FRAMEWORKS)][:MOST]
+    return [Line(one, (plain(*one.sides.values()), alike(*one.sides.values()))) for one in both]
 
 
 def table(listed: list[Answer]) -> Table:
     """A line for each case, large models first."""
-    shown = [one for one in chosen(listed) if one.work.kind != UPDATE]
-    shown += [one for one in listed if one.goal.figure == MEMORY and one.main]
-    lines = [_line(one) for one in shown if len(one.sides) == len(FRAMEWORKS)]
-    columns = of_words("your case", "ahead, plain code", "ahead, same technique")
-    return Table("PyTorch or TensorFlow?", columns, lines[:MOST], name="frameworks")
+    shown = lines(listed)
+    models = _models(shown)
+    rows = []
+    for one in shown:
+        work = one.answer.work
+        case = f"{one.answer.question.aim}\n{models[work.task]}, batch {work.batch_size}"
+        optimized = one.pairs[1]
+        technique = f"{one.lead(1)}: {_in_words(optimized)}" if optimized else "none helps both"
+        rows.append([case, one.lead(0), technique])
+    return Table("PyTorch or TensorFlow?", of_words("ahead in", *COLUMNS), rows, name="frameworks")
 
 
-def _line(one: Answer) -> list[str]:
-    pt, tf = (one.sides[name] for name in FRAMEWORKS)
-    case = f"{one.question.aim}\n{', '.join((place_of(one), sizes([one.work.task])))}"
-    untouched, optimized = plain(pt, tf), alike(pt, tf)
-    return [
-        case,
-        _ahead(pt.aim, *untouched) if untouched else "not compared",
-        f"{_ahead(pt.aim, *optimized)}: {_in_words(optimized)}"
-        if optimized
-        else "no technique helps both",
-    ]
+def overview(listed: list[Answer]) -> list[str]:
+    """Which framework trains and predicts faster, for large and for small models.
+
+    Unlike programs are left out.
+    """
+    shown = [one for one in lines(listed) if one.answer.goal.figure == TIME]
+    made = []
+    for size, large in (("Large models", True), ("Small models", False)):
+        of_size = [one for one in shown if one.answer.work.large == large]
+        parts = [
+            f"with {name} {leads}"
+            for column, name in enumerate(COLUMNS)
+            if (leads := _leads(of_size, column))
+        ]
+        made += [f"**{size}**: {'; '.join(parts)}."] if parts else []
+    return made
+
+
+def _leads(shown: list[Line], column: int) -> str:
+    """In words; "" where nothing like was compared."""
+    pairs = [(one, one.pairs[column]) for one in shown if one.pairs[column]]
+    leaders = {one.leader(column) for one, pair in pairs if not column or len(_names(pair)) == 1}
+    names = sorted(FRAMEWORKS[one] for one in leaders if one)
+    if len(names) > 1:
+        return "each framework leads in a part"
+    if not names:
+        return "no difference is shown" if leaders else ""
+    return f"{names[0]} leads{' or no difference is shown' if None in leaders else ''}"
+
+
+def described(listed: list[Answer]) -> str:
+    """ResNet-18 on 64-pixel photos: 11 million parameters; small CNN on digits: 33 thousand."""
+    tasks = dict.fromkeys(one.answer.work.task for one in lines(listed))
+    return "; ".join(": ".join(filter(None, (called(task), sizes([task])))) for task in tasks)
+
+
+def _models(shown: list[Line]) -> dict[str, str]:
+    """Tasks by their model only, where that tells them apart."""
+    named = {task: called(task) for task in (one.answer.work.task for one in shown)}
+    models = {task: words.partition(" on ")[0] for task, words in named.items()}
+    return models if len(set(models.values())) == len(models) else named
 
 
 def _in_words(pair: tuple[Row, Row]) -> str:
-    """What is compared, whether these are unlike programs, and whether accuracy is kept."""
-    names = dict.fromkeys(name_of(row.case, short=True) for row in pair)
-    kept = [row.accuracy for row in pair if row.accuracy.asked]
-    judged = next((one for one in kept if not one.kept), kept[0] if kept else None)
-    parts = [" against ".join(names), UNLIKE if len(names) > 1 else ""]
-    if judged:
-        verdict = "kept" if judged.kept else "lost" if judged.lost else "not shown"
-        parts.append(f"{judged.what} {verdict}")
-    return "; ".join(filter(None, parts))
+    """What is compared, and whether accuracy is kept."""
+    names = " against ".join(_names(pair))
+    judged = [row.accuracy for row in pair if row.accuracy.asked]
+    if lost := next((one for one in judged if one.lost), None):
+        return f"{names}, {lost.what} lost"
+    return names if all(one.kept for one in judged) else f"{names}{STARRED}"
+
+
+def _names(pair: tuple[Row, Row]) -> list[str]:
+    """The technique of a pair in one or two names: two are unlike programs."""
+    return list(dict.fromkeys(name_of(row.case, short=True) for row in pair))
 
 
 def plain(pt: Ranking, tf: Ranking) -> tuple[Row, Row] | None:
@@ -82,14 +163,3 @@ def alike(pt: Ranking, tf: Ranking) -> tuple[Row, Row] | None:
         key=lambda pair: pair[0].ratios[figure].value * pair[1].ratios[figure].value,
         default=None,
     )
-
-
-def _ahead(aim: Aim, pt: Row, tf: Row) -> str:
-    between = aim.ratio(pt, tf)
-    if between is None or not between.bounds:
-        return "not compared"
-    if is_better(aim.goal.figure, between):
-        return f"PyTorch, {gained(between, aim.goal, short=True)}"
-    if is_worse(aim.goal.figure, between):
-        return f"TensorFlow, {gained(between.turned(), aim.goal, short=True)}"
-    return NO_DIFFERENCE

@@ -24,7 +24,7 @@ from bench.analysis.ranking import GOALS, TRAIN, Limits, Ranking, Work, rank, wo
 from bench.record import FRAMEWORKS, Record
 from bench.report import advised, bars, frameworks, machines, svg
 from bench.report.answer import figure_of
-from bench.report.content import measured, measured_on, run_line, warnings
+from bench.report.content import measured_on, run_line, warnings
 from bench.report.names import called, name_of, title
 from bench.report.tables import advised_table, escape
 from bench.report.technique_tables import Table
@@ -42,9 +42,9 @@ All answers of the run that [README.md](../README.md) shows. [report.md](report.
 HOW = "## How to read it"
 TERMS = (
     "bfloat16 and int8 are short number formats. ONNX Runtime, OpenVINO, TorchInductor and LiteRT "
-    "run exported models. “Distilled” is a small model that learned from a large one. Each task "
-    "in numbers: [tasks](docs/techniques/README.md#tasks)."
+    "run exported models. “Distilled” is a small model that learned from a large one."
 )
+MORE = f"[all answers]({ANSWERS}) compare the best of each framework for each aim."
 PROVEN = (
     "**Same work, proven**: both sides start from the same weights and must produce matching "
     "losses, or their ratio is not shown ([how](docs/numbers.md))."
@@ -160,11 +160,12 @@ def headline(runs: list[Record], known: Sequence[Machine] = (), agreed: str = ""
     listed = _answers(runs)
     if drawn := bars.chart(listed):
         parts.append(_picture(drawn.title))
-    parts.append(escape(f"{measured(runs)} {_versions(runs)}"))
+    parts.append(escape(f"{measured_on(runs)}; {_versions(runs)}"))
     parts.append("## PyTorch or TensorFlow?")
+    parts.append(_bullets([*frameworks.overview(listed), f"There is no overall winner: {MORE}"]))
     parts.append(advised_table(frameworks.table(listed)))
-    more = f"[All answers]({ANSWERS}) compare the best of each framework instead."
-    parts.append(_bullets([*map(escape, frameworks.LEGEND), TERMS, more]))
+    models = f"{escape(frameworks.described(listed))} ([tasks](docs/techniques/README.md#tasks))."
+    parts.append(_bullets([*map(escape, frameworks.LEGEND), TERMS, models]))
     trust = [PROVEN]
     if agreed:
         trust.append(f"**Repeated** ([runs]({PAGE_OF_RUNS})): {escape(agreed)}")
