@@ -80,7 +80,9 @@ def table(listed: list[Answer]) -> Table:
         optimized = one.pairs[1]
         technique = f"{one.lead(1)}: {_in_words(optimized)}" if optimized else "none helps both"
         rows.append([case, one.lead(0), technique])
-    return Table("PyTorch or TensorFlow?", of_words("ahead in", *COLUMNS), rows, name="frameworks")
+    return Table(
+        "PyTorch or TensorFlow?", of_words("who is ahead", *COLUMNS), rows, name="frameworks"
+    )
 
 
 def overview(listed: list[Answer]) -> list[str]:

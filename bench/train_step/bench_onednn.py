@@ -19,16 +19,18 @@ from bench.harness.plan import (
 from shared import onednn
 
 ON, OFF = {onednn.VARIABLE: "1"}, {onednn.VARIABLE: "0"}
+SWITCHED_ON = row("with_onednn", "with oneDNN", environment=ON, enabled=True)
 
 TECHNIQUE = Technique(
     family="train_step",
     name="onednn",
     title="oneDNN: the library that computes on a CPU",
     remedies=("arithmetic",),
-    user_model=UserModel(TRAIN_STEP, ("default", "with_onednn")),
+    # PyTorch has it on wherever it has it.
+    user_model=UserModel(TRAIN_STEP, ("default", replace(SWITCHED_ON, frameworks=("tf",)))),
     variants=(
         Variant("default", role="baseline", title="the framework's own choice", program="plain"),
-        row("with_onednn", "with oneDNN", environment=ON, enabled=True),
+        SWITCHED_ON,
         row("without_onednn", "without oneDNN", "ordinary", environment=OFF, enabled=False),
     ),
     workloads=(

@@ -951,8 +951,8 @@ def test_readme_gets_a_picture_and_which_framework_is_ahead(folder, page):
     assert text.startswith("# Title\n\n<!-- table:begin -->\n<picture>")
     assert text.endswith("<!-- table:end -->\n\nThe rest.\n")
     (cases,) = markdown_tables(text)
-    assert cases[0] == ["your case", "ahead, plain code", "ahead, same technique"]
-    assert any(row[0].startswith("train faster: small CNN on digits") for row in cases[1:])
+    assert cases[0] == ["who is ahead", *frameworks.COLUMNS]
+    assert any(row[0].startswith("train faster: small CNN, batch") for row in cases[1:])
     for scheme in ("light", "dark"):
         drawn = ElementTree.fromstring((folder / f"docs/gains-{scheme}.svg").read_text("utf-8"))
         assert re.search(r"1\.\d\dx bf16", "".join(drawn.itertext()))
@@ -1017,6 +1017,14 @@ def test_frameworks_are_compared_by_the_same_kind_of_program():
             assert [row.case.framework for row in pair] == ["pt", "tf"]
             assert len({row.is_baseline for row in pair}) == 1
             assert pair[0].is_baseline or len({row.case.technique for row in pair}) == 1
+
+
+def test_the_sentence_on_small_models_is_what_the_table_of_readme_shows():
+    text = (ROOT / "README.md").read_text("utf-8")
+    cells = re.findall(r"^\| \*\*(?:train|predict) faster\*\*: small CNN.*?\| (.*?) \|", text, re.M)
+    leaders = {cell.partition(",")[0] for cell in cells if cell != "not compared"}
+    assert leaders == {"PyTorch"}
+    assert "**Small models**: with plain code PyTorch leads." in text
 
 
 def test_large_models_are_said_to_show_arithmetic():
