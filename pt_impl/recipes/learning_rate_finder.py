@@ -27,30 +27,18 @@ longer window helps.
 
 Run it alone: `python -m pt_impl.recipes.learning_rate_finder` prints the curve and the rate.
 
-Copy with it: `pt_impl/kit/checks/learning_rate_finder.py`, `pt_impl/kit/restoring.py`.
+Copy with it: `pt_impl/kit/checks/learning_rate_finder.py`, `pt_impl/kit/restoring.py`,
+`shared/range_test.py`.
 """
 
-import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from itertools import pairwise
-from statistics import fmean, median
+from collections.abc import Callable, Iterable
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pt_impl.kit.checks.learning_rate_finder import check_learning_rate_finder, check_rate
 from pt_impl.kit.restoring import restored
-
-
-@dataclass(frozen=True)
-class RangeTest:
-    """What a range test found: a rate, a loss and a smoothed loss of each step that was taken."""
-
-    rates: list[float]
-    losses: list[float]
-    smoothed: list[float]
-    suggestion: float
+from shared import range_test
 
 
 def find_learning_rate(
@@ -64,7 +52,7 @@ def find_learning_rate(
     steps: int = 100,
     window: int = 9,
     divergence: float = 2.0,
-) -> RangeTest:
+) -> range_test.RangeTest:
     """Train with rates from `lowest` to `highest`; put everything back; return what was found.
 
     step: `step(*batch) -> loss` trains the model with the optimizer. batches: begun again when they
@@ -77,89 +65,25 @@ def find_learning_rate(
     Raises ValueError for settings out of range, no batches, a scheduler at the optimizer, a first
     loss that is no number, and where the loss never falls by more than its noise.
     """
-    check_learning_rate_finder(optimizer, lowest, highest, steps, window, divergence)
+    settings = {"lowest": lowest, "highest": highest, "steps": steps}
+    settings |= {"window": window, "divergence": divergence}
+    range_test.check_settings(**settings)
+    check_learning_rate_finder(optimizer)
     first = [float(group["lr"]) for group in optimizer.param_groups]
 
-    def set_rate(rate: float) -> None:
+    def step_at(rate: float, batch) -> float:
         for group, own in zip(optimizer.param_groups, first, strict=True):
             scaled = rate * own / max(first)
             if isinstance(group["lr"], Tensor):  # of a compiled step, which reads this tensor
                 group["lr"].fill_(scaled)
             else:
                 group["lr"] = scaled
-
-    rates = [lowest * (highest / lowest) ** (at / (steps - 1)) for at in range(steps)]
-    with restored(model, optimizer):
-        losses = _sweep(step, batches, rates, set_rate, window, divergence, optimizer)
-    rates = rates[: len(losses)]
-    suggestion, smoothed = _suggest(rates, losses, window)
-    return RangeTest(rates, losses, smoothed, suggestion)
-
-
-def _sweep(
-    step: Callable, batches: Iterable, rates: list[float], set_rate, window, divergence, optimizer
-) -> list[float]:
-    """Train with one rate after the other until the loss diverges; return the losses."""
-    losses, means = [], []  # means over half a window: a longer one would stop late
-    last = (window + 1) // 2
-    for rate, batch in zip(rates, _endless(batches), strict=False):
-        set_rate(rate)
         loss = step(*batch)
-        loss = loss.item() if isinstance(loss, Tensor) else float(loss)
         check_rate(optimizer, rate)
-        if not math.isfinite(loss):
-            break
-        losses.append(loss)
-        means.append(fmean(losses[-last:]))
-        if means[-1] - min(means) > divergence * abs(means[0]):
-            break
-    if not losses:
-        raise ValueError(f"the first loss is no finite number, at a rate of {rates[0]}")
-    return losses
+        return loss.item() if isinstance(loss, Tensor) else float(loss)
 
-
-def _endless(batches: Iterable) -> Iterator:
-    """The batches, again and again."""
-    while True:
-        any_batch = False
-        for batch in batches:
-            any_batch = True
-            yield batch
-        if not any_batch:
-            raise ValueError("there are no batches (or no more of an iterator: give a list)")
-
-
-def _suggest(rates: list[float], losses: list[float], window: int) -> tuple[float, list[float]]:
-    """The rate of the steepest fall, and the smoothed losses.
-
-    A running mean lags behind, and over rising rates the lag is a factor: nine steps of a hundred
-    over six decades are 3.5 times the rate. So mean and slope are those of a centred window.
-    """
-    reach = window // 2
-    near = [
-        range(max(0, at - reach), min(len(losses), at + reach + 1)) for at in range(len(losses))
-    ]
-    smoothed = [fmean(losses[i] for i in steps) for steps in near]
-    lowest = smoothed.index(min(smoothed))
-    fallen = smoothed[0] - smoothed[lowest]
-    # Half of the differences between neighbours are below 0.954 standard deviations of the noise; a
-    # mean over a window has 1 / sqrt(window) of it. The lowest of many means lies some below.
-    noise = median(abs(a - b) for a, b in pairwise(losses)) / 0.954 if lowest else 0.0
-    if fallen <= 4 * noise / math.sqrt(window):
-        raise ValueError(
-            f"the loss never falls: {smoothed[0]:.4g} at a rate of {rates[0]:.3g}, at best "
-            f"{smoothed[lowest]:.4g} at {rates[lowest]:.3g} with noise of {noise:.2g}; begin "
-            "lower, take larger batches or more steps, or look for a fault in labels and loss"
-        )
-    slopes = [_slope(losses, near[at]) for at in range(lowest + 1)]
-    return rates[slopes.index(min(slopes))], smoothed
-
-
-def _slope(losses: list[float], steps: range) -> float:
-    """The slope of the straight line through these losses, by least squares, in loss a step."""
-    middle = fmean(steps)
-    spread = sum((at - middle) ** 2 for at in steps)
-    return sum((at - middle) * losses[at] for at in steps) / spread
+    with restored(model, optimizer):
+        return range_test.run(step_at, batches, **settings)
 
 
 def main() -> None:

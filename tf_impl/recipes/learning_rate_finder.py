@@ -19,31 +19,19 @@ longer window helps.
 
 Run it alone: `python -m tf_impl.recipes.learning_rate_finder` prints the curve and the rate.
 
-Copy with it: `tf_impl/kit/checks/learning_rate_finder.py`, `tf_impl/kit/restoring.py`.
+Copy with it: `shared/range_test.py`, `tf_impl/kit/checks/learning_rate_finder.py`,
+`tf_impl/kit/restoring.py`.
 """
 
-import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from itertools import pairwise
-from statistics import fmean, median
+from collections.abc import Callable, Iterable
 
 import tensorflow as tf
 
+from shared import range_test
 from tf_impl.kit.checks.learning_rate_finder import check_learning_rate_finder
 from tf_impl.kit.restoring import restored
 
 Optimizer = tf.keras.optimizers.Optimizer
-
-
-@dataclass(frozen=True)
-class RangeTest:
-    """What a range test found: a rate, a loss and a smoothed loss of each step that was taken."""
-
-    rates: list[float]
-    losses: list[float]
-    smoothed: list[float]
-    suggestion: float
 
 
 def find_learning_rate(
@@ -57,7 +45,7 @@ def find_learning_rate(
     steps: int = 100,
     window: int = 9,
     divergence: float = 2.0,
-) -> RangeTest:
+) -> range_test.RangeTest:
     """Train with rates from `lowest` to `highest`; put everything back; return what was found.
 
     step: `step(*batch) -> loss` trains the model with the optimizer. batches: begun again when they
@@ -70,82 +58,20 @@ def find_learning_rate(
     Raises ValueError for settings out of range, no batches, a schedule in the optimizer, a first
     loss that is no number, and where the loss never falls by more than its noise.
     """
-    check_learning_rate_finder(model, optimizer, lowest, highest, steps, window, divergence)
+    settings = {"lowest": lowest, "highest": highest, "steps": steps}
+    settings |= {"window": window, "divergence": divergence}
+    range_test.check_settings(**settings)
+    check_learning_rate_finder(model, optimizer)
     holder = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
     if not getattr(optimizer, "built", False):
         optimizer.build(model.trainable_variables)
 
-    def set_rate(rate: float) -> None:
+    def step_at(rate: float, batch) -> float:
         holder.learning_rate = rate
+        return float(step(*batch))
 
-    rates = [lowest * (highest / lowest) ** (at / (steps - 1)) for at in range(steps)]
     with restored(model, optimizer):
-        losses = _sweep(step, batches, rates, set_rate, window, divergence)
-    rates = rates[: len(losses)]
-    suggestion, smoothed = _suggest(rates, losses, window)
-    return RangeTest(rates, losses, smoothed, suggestion)
-
-
-def _sweep(step: Callable, batches: Iterable, rates: list[float], set_rate, window, divergence):
-    """Train with one rate after the other until the loss diverges; return the losses."""
-    losses, means = [], []  # means over half a window: a longer one would stop late
-    last = (window + 1) // 2
-    for rate, batch in zip(rates, _endless(batches), strict=False):
-        set_rate(rate)
-        loss = float(step(*batch))
-        if not math.isfinite(loss):
-            break
-        losses.append(loss)
-        means.append(fmean(losses[-last:]))
-        if means[-1] - min(means) > divergence * abs(means[0]):
-            break
-    if not losses:
-        raise ValueError(f"the first loss is no finite number, at a rate of {rates[0]}")
-    return losses
-
-
-def _endless(batches: Iterable) -> Iterator:
-    """The batches, again and again."""
-    while True:
-        any_batch = False
-        for batch in batches:
-            any_batch = True
-            yield batch
-        if not any_batch:
-            raise ValueError("there are no batches (or no more of an iterator: give a list)")
-
-
-def _suggest(rates: list[float], losses: list[float], window: int) -> tuple[float, list[float]]:
-    """The rate of the steepest fall, and the smoothed losses.
-
-    A running mean lags behind, and over rising rates the lag is a factor: nine steps of a hundred
-    over six decades are 3.5 times the rate. So mean and slope are those of a centred window.
-    """
-    reach = window // 2
-    near = [
-        range(max(0, at - reach), min(len(losses), at + reach + 1)) for at in range(len(losses))
-    ]
-    smoothed = [fmean(losses[i] for i in steps) for steps in near]
-    lowest = smoothed.index(min(smoothed))
-    fallen = smoothed[0] - smoothed[lowest]
-    # Half of the differences between neighbours are below 0.954 standard deviations of the noise; a
-    # mean over a window has 1 / sqrt(window) of it. The lowest of many means lies some below.
-    noise = median(abs(a - b) for a, b in pairwise(losses)) / 0.954 if lowest else 0.0
-    if fallen <= 4 * noise / math.sqrt(window):
-        raise ValueError(
-            f"the loss never falls: {smoothed[0]:.4g} at a rate of {rates[0]:.3g}, at best "
-            f"{smoothed[lowest]:.4g} at {rates[lowest]:.3g} with noise of {noise:.2g}; begin "
-            "lower, take larger batches or more steps, or look for a fault in labels and loss"
-        )
-    slopes = [_slope(losses, near[at]) for at in range(lowest + 1)]
-    return rates[slopes.index(min(slopes))], smoothed
-
-
-def _slope(losses: list[float], steps: range) -> float:
-    """The slope of the straight line through these losses, by least squares, in loss a step."""
-    middle = fmean(steps)
-    spread = sum((at - middle) ** 2 for at in steps)
-    return sum((at - middle) * losses[at] for at in steps) / spread
+        return range_test.run(step_at, batches, **settings)
 
 
 def main() -> None:
