@@ -22,33 +22,16 @@ Each trial costs an import of the framework. It does not say whether so large a 
 
 Run it alone: `python -m pt_impl.train_step.batch_size_finder` tries the digits CNN with 256 MiB.
 
-Copy with it: `pt_impl/kit/checks/batch_size_finder.py`, `pt_impl/kit/trials.py`.
+Copy with it: `pt_impl/kit/trials.py`, `shared/batch_sizes.py`.
 """
 
-import math
-from dataclasses import dataclass
-
-from pt_impl.kit.checks.batch_size_finder import check_batch_size_finder, check_first
-from pt_impl.kit.trials import Trial, run_trial
-
-
-@dataclass(frozen=True)
-class Found:
-    """The largest batch size that fits and what its trial measured.
-
-    limit: what keeps it from being larger, "budget", "maximum" or "time limit". trials: in order.
-    """
-
-    batch_size: int
-    peak_bytes: int
-    samples_per_s: float
-    limit: str
-    trials: list[Trial]
+from pt_impl.kit.trials import run_trial
+from shared.batch_sizes import LargestBatch, check_settings, find_largest
 
 
 def find_batch_size(
     make_trial, *, budget_bytes: int, maximum: int = 65536, trial_seconds: float = 120.0
-) -> Found:
+) -> LargestBatch:
     """Find the largest batch size whose train steps stay within `budget_bytes`.
 
     The size found was tried and fits. The next one, larger by a sample or at most 5%, was tried and
@@ -68,45 +51,12 @@ def find_batch_size(
             raises it.
         RuntimeError: where a trial fails otherwise, or the first takes too long.
     """
-    check_batch_size_finder(make_trial, budget_bytes, maximum, trial_seconds)
-    trials: list[Trial] = []
-    size = 1
-    while size:
-        trials.append(run_trial(make_trial, size, budget_bytes, trial_seconds))
-        check_first(trials[0], budget_bytes)
-        size = _next_size(trials, budget_bytes, maximum)
-    by_size = sorted(trials, key=lambda trial: trial.batch_size)
-    best = [trial for trial in by_size if trial.outcome == "fits"][-1]
-    limit = "maximum" if best.batch_size == maximum else "budget"
-    if best is not by_size[-1] and by_size[by_size.index(best) + 1].outcome == "time limit":
-        limit = "time limit"
-    return Found(best.batch_size, best.peak_bytes, best.samples_per_s, limit, trials)
+    check_settings(make_trial, budget_bytes, maximum, trial_seconds)
 
+    def run(size: int):
+        return run_trial(make_trial, size, budget_bytes, trial_seconds)
 
-def _next_size(trials: list[Trial], budget: int, maximum: int) -> int | None:
-    """The next batch size to try, or None when the answer is known."""
-    first = trials[0]
-    low = max(trial.batch_size for trial in trials if trial.outcome == "fits")
-    failed = [trial.batch_size for trial in trials if trial.outcome != "fits"]
-    high = min(failed, default=maximum + 1)
-    step = max(1, low // 20)
-    if low == maximum or (failed and high - low <= step):
-        return None
-    known = [t for t in trials if t.peak_bytes is not None and t.batch_size <= 2 * low]
-    measured = sorted((t.batch_size, t.peak_bytes) for t in known)
-    size, peak = measured[-1]
-    # The other end of the line is well away, since neighbours differ by noise alone.
-    base, least = [point for point in measured if point[0] <= max(1, size // 2)][-1]
-    if peak - least < (budget - first.peak_bytes) / 20:  # too flat to tell
-        guess = max(16 * low, budget // max(1, first.peak_bytes))
-        return max(low + 1, min(math.isqrt(low * high) if failed else guess, high - 1))
-    guess = int(base + (budget - least) * (size - base) / (peak - least))
-    if guess < low + step:
-        return None
-    if failed and guess >= high:  # it failed where the line says that it fits
-        return (low + high) // 2
-    # Where the line is right, this size is the last trial: it fits, and 5% more does not.
-    return min(max(low + step, int(0.975 * guess)), high - 1)
+    return find_largest(run, budget_bytes, maximum)
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ The trials are in `batch_size_trials.py`; NumPy stands in for a model but in one
 
 from __future__ import annotations
 
-import ast
 import importlib
 import json
 import math
@@ -19,6 +18,7 @@ import psutil
 import pytest
 
 from pt_impl.kit import trials
+from shared import batch_sizes
 from tests.harness.command_line import MARK, marked
 from tests.network.namespaces import wait_until
 
@@ -63,8 +63,8 @@ def searched(finder, monkeypatch, memory, *, budget, maximum=65536):
     def fake(make_trial, size, allowed, seconds):
         peak = memory(size)
         if peak is None:
-            return finder.Trial(size, "killed")
-        return finder.Trial(size, "fits" if peak <= allowed else "too large", peak, 1.0)
+            return batch_sizes.Trial(size, "killed")
+        return batch_sizes.Trial(size, "fits" if peak <= allowed else "too large", peak, 1.0)
 
     monkeypatch.setattr(finder, "run_trial", fake)
     return finder.find_batch_size("any:thing", budget_bytes=budget, maximum=maximum)
@@ -144,23 +144,6 @@ def test_bad_settings_are_refused_before_any_trial(finder, monkeypatch, make_tri
         finder.find_batch_size(make_trial, **({"budget_bytes": MB} | settings))
 
 
-def test_the_twins_search_alike():
-    """What doesn't touch a framework is the same on both sides."""
-    alike = {
-        "train_step/batch_size_finder.py": ("find_batch_size", "_next_size", "Found"),
-        "kit/trials.py": ("run_trial", "_watch", "Trial"),
-        "kit/checks/batch_size_finder.py": ("check_batch_size_finder", "check_first"),
-    }
-    for place, names in alike.items():
-        for name in names:
-            sources = []
-            for side in ("pt_impl", "tf_impl"):
-                tree = ast.parse((ROOT / side / place).read_text("utf-8"))
-                (node,) = [n for n in tree.body if getattr(n, "name", None) == name]
-                sources.append(ast.unparse(node))
-            assert sources[0] == sources[1], name
-
-
 # Trials in processes of their own -------------------------------------------------------------
 
 
@@ -178,16 +161,16 @@ def test_a_trial_that_takes_too_much_is_killed(pt, others, monkeypatch):
     """It and its helper are gone, and with them their memory."""
     mark, seen = uuid.uuid4().hex, set()
     monkeypatch.setenv(MARK, mark)  # which its processes inherit
-    watch = trials._watch
+    watch = batch_sizes._watch
 
     def watching(*arguments):
         ended = watch(*arguments)
         seen.update(marked(mark))
         return ended
 
-    monkeypatch.setattr(trials, "_watch", watching)
+    monkeypatch.setattr(batch_sizes, "_watch", watching)
     tried = trials.run_trial(trial("greedy"), 16, 60 * MB, 60.0)
-    assert tried == trials.Trial(16, "killed")
+    assert tried == batch_sizes.Trial(16, "killed")
     assert len(seen) == 2
     wait_until(lambda: not marked(mark), seconds=10, what="the end of its processes")
     assert children() <= others
@@ -205,7 +188,9 @@ def others():
 
 @linux
 def test_a_trial_that_runs_out_of_memory_does_not_fit(pt):
-    assert trials.run_trial(trial("full"), 16, 60 * MB, 60.0) == trials.Trial(16, "out of memory")
+    assert trials.run_trial(trial("full"), 16, 60 * MB, 60.0) == batch_sizes.Trial(
+        16, "out of memory"
+    )
 
 
 @linux
