@@ -29,7 +29,6 @@ from bench.report.names import name_of
 from bench.report.tables import escape
 
 PAGE = "docs/machines.md"
-NAMED = 3  # other machines that README names
 AMOUNT = "holds, by another amount"
 MARKS = {HOLDS: "✓", AMOUNT: "±", TURNS: "≠", UNTOLD: "?", ONCE: "", NOTHING: ""}
 LEGEND = (
@@ -39,10 +38,10 @@ LEGEND = (
 COUNTED = {
     HOLDS: "{} hold",
     AMOUNT: "{} hold by another amount",
-    TURNS: "in {} another machine shows otherwise",
-    UNTOLD: "in {} one can't tell",
-    ONCE: "{} stand on one machine's measurement",
-    NOTHING: "in {} none shows anything",
+    TURNS: "{} turn",
+    UNTOLD: "{} can't be told",
+    ONCE: "{} were measured on one only",
+    NOTHING: "{} show neither gain nor lead",
 }
 WORST = (TURNS, UNTOLD, AMOUNT, HOLDS, ONCE, NOTHING)  # an answer has the first of its statements'
 
@@ -81,18 +80,14 @@ def marks(stated: list[Statement]) -> dict[tuple[int, str | None], str]:
 
 
 def line(machines: list[Machine], stated: list[Statement]) -> str:
-    """The sentence of README's first screen: on which other machines, and how much holds there.
+    """The sentence of README's first screen: on how many other machines, and how much holds there.
 
-    Named are those that tell something with an interval.
+    Those that tell something with an interval count.
     """
-    telling = [id(seen.machine) for one in stated for seen in one.told]
-    machines = [machine for machine in machines if id(machine) in telling] or machines
-    names = [f"{words(one.record.environment)}{_part(one)}" for one in machines[:NAMED]]
-    names += [f"{len(machines) - NAMED} more"] if len(machines) > NAMED else []
-    return (
-        f"**On other machines** ([{PAGE}]({PAGE})), {escape(_listed(names))}: "
-        f"{escape(counts(stated).lower())}"
-    )
+    telling = {id(seen.machine) for one in stated for seen in one.told}
+    count = sum(id(one) in telling for one in machines) or len(machines)
+    others = "one other" if count == 1 else f"{count} others"
+    return f"**Other machines** ([{PAGE}]({PAGE})): on {others}, {escape(counts(stated).lower())}"
 
 
 def _part(machine: Machine) -> str:
@@ -102,10 +97,6 @@ def _part(machine: Machine) -> str:
     whole = machine.record.finished and machine.record.effort != "quick"
     parts += [] if whole else ["a part of a run"]
     return f" ({', '.join(parts)})" if parts else ""
-
-
-def _listed(names: list[str]) -> str:
-    return " and ".join(filter(None, ("; ".join(names[:-1]), names[-1])))
 
 
 # The page -----------------------------------------------------------------------------------------
@@ -264,7 +255,7 @@ def _answer(stated: list[Statement], labels: dict[str, str]) -> str:
         subject = _subject(one) if one.framework else "ahead"
         marked = " ".join(filter(None, ["-", MARKS[verdict_of(one)], subject]))
         lines.append(f"{marked}: {escape(told)}")
-        lines += [f"  - {escape(text)}" for text in _why(one, labels) if one.verdict == TURNS]
+        lines += [f"    - {escape(text)}" for text in _why(one, labels) if one.verdict == TURNS]
     if nothing := [_subject(one) for one in stated if one.verdict == NOTHING]:
         lines.append(f"- {'; '.join(nothing)}, on any")
     return "\n".join(lines)

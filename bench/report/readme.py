@@ -46,8 +46,8 @@ TERMS = (
 )
 MORE = f"[all answers]({ANSWERS}) compare the best of each framework for each aim."
 PROVEN = (
-    "**Same work, proven**: both sides start from the same weights and must produce matching "
-    "losses, or their ratio is not shown ([how](docs/numbers.md))."
+    "**Same work, proven** ([how](docs/numbers.md)): both sides start from the same weights and "
+    "must produce matching losses, or their ratio is not shown."
 )
 Marks = dict[tuple[int, str | None], str]  # see bench.report.machines
 FEW, MANY = 1_000, 100_000  # steps of training for which a sentence compares the advice
@@ -111,17 +111,13 @@ def agreement(path: Path, runs: list[Record]) -> str:
         return ""
     made = msgspec.json.decode(path.read_bytes(), type=_Reproduced)
     shown = {run.started for run in runs}
-    alike = (
-        f"{len(made.runs)} runs on machines of {{}} agree with one another in {_share(made.pairs)} "
-        "of their ratios of times (median of their pairs)"
-    )
+    alike = f"agree with one another in {_share(made.pairs)} of their ratios"
     if shown <= {one.started for one in made.runs}:
-        return alike.format("this class") + "."
-    others = ""
-    if made.apart:
-        others = f", and with this run in {_share(made.apart)}: trust directions more than sizes"
-    apart = shown <= {one.started for one in made.others}
-    return f"The table is of one run. {alike.format('another class')}{others if apart else ''}."
+        return f"{len(made.runs)} whole runs on this class of machine {alike}."
+    said = f"{len(made.runs)} whole runs on another class of machine {alike}"
+    if made.apart and shown <= {one.started for one in made.others}:
+        said += f", and with this run in {_share(made.apart)}: trust directions more than sizes"
+    return f"{said}."
 
 
 def _share(pairs: list[_Pair]) -> str:
