@@ -225,25 +225,16 @@ class Priority:
     rows: list[tuple[Work, Row]]
     cost: Cost | None
 
-    def best(self, name: str) -> Row | None:
-        """The row with the largest gain, by the bound of its interval."""
-        return next(iter(by_bound([row for _, row in self.rows], name)), None)
-
-    def paid(self, large: bool) -> tuple[int, int]:
-        """How many rows paid, of those with large models, or with small ones."""
-        rows = [row for work, row in self.rows if work.large is large]
-        return sum(row.pays for row in rows), len(rows)
+    @property
+    def paid(self) -> int:
+        """How many rows gain in any figure."""
+        return sum(row.pays for _, row in self.rows)
 
     @property
     def first_calls(self) -> list[float]:
         """Seconds of the first calls in new processes."""
         calls = (row.figures.get(FIRST_CALL) for _, row in self.rows)
         return [call.value for call in calls if call]
-
-    @property
-    def lossy(self) -> int:
-        """How many rows lose accuracy."""
-        return sum(row.accuracy.lost for _, row in self.rows)
 
 
 def priorities(record: Record, costs: dict[tuple[str, str], Cost]) -> list[Priority]:
@@ -256,7 +247,7 @@ def priorities(record: Record, costs: dict[tuple[str, str], Cost]) -> list[Prior
             key = (row.case.technique, row.case.framework)
             grouped.setdefault(key, []).append((work, row))
     made = [Priority(*key, rows, costs.get(key)) for key, rows in grouped.items()]
-    return sorted(made, key=lambda p: -sum(row.pays for _, row in p.rows) / len(p.rows))
+    return sorted(made, key=lambda p: -p.paid / len(p.rows))
 
 
 def _changes(work: Work) -> list[Row]:

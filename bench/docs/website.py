@@ -9,6 +9,7 @@ that leads nowhere is an error. The pages fetch nothing. Search needs a server, 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -19,11 +20,14 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from bench.analysis.reading import load
+from bench.report.names import FAMILY_TITLES
 from bench.report.page import html as page_of_charts
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFIGURATION = Path(__file__).with_name("zensical.toml")
+LOOKS = ("website.css", "website.js")
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs")
 RECORDS = (
     "docs",
@@ -37,9 +41,31 @@ LANGUAGES = {".py": "python", ".sh": "sh", ".yml": "yaml", ".yaml": "yaml", ".to
 LINK = re.compile(r"(?<=\]\()(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
 
 
+def configuration() -> str:
+    """What Zensical reads, with the navigation."""
+    environment = Environment(
+        loader=PackageLoader("bench.docs", "."),
+        autoescape=False,  # it is TOML
+        lstrip_blocks=True,
+        trim_blocks=True,
+        undefined=StrictUndefined,
+    )
+    template = environment.get_template("zensical.toml.j2")
+    return template.render(pages=_pages, families=FAMILY_TITLES)
+
+
+def _pages(folder: str) -> str:
+    """The pages of a folder of the repository as a list in TOML, README.md first."""
+    there = (ROOT / folder).rglob("*.md")
+    ordered = sorted(there, key=lambda page: (page.name != "README.md", page))
+    return json.dumps([page.relative_to(ROOT).as_posix() for page in ordered])
+
+
 def stage(folder: Path) -> None:
     """Copy the pages to `folder`, and make a page of each file of code that they link to."""
     folder.mkdir(parents=True)
+    for name in LOOKS:
+        shutil.copy(Path(__file__).with_name(name), folder)
     for name in PAGES:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, folder / name)
@@ -47,7 +73,9 @@ def stage(folder: Path) -> None:
             shutil.copy(ROOT / name, folder / name)
     for page in sorted(folder.rglob("*.md")):
         target = partial(_target, place=page.relative_to(folder).parent, folder=folder)
-        page.write_text(LINK.sub(target, page.read_text("utf-8")), "utf-8")
+        text = LINK.sub(target, page.read_text("utf-8"))
+        # GitHub reads Markdown within HTML; Python-Markdown, which Zensical uses, has to be told.
+        page.write_text(text.replace("<details>", '<details markdown="1">'), "utf-8")
     for record in RECORDS:
         charts = folder / record / CHARTS
         charts.write_text(page_of_charts(load(charts.parent)), "utf-8")
@@ -64,7 +92,7 @@ def build(folder: Path) -> None:
         raise ValueError(f"{folder} is not an empty folder: name a new one")
     with tempfile.TemporaryDirectory() as scratch:
         project = Path(scratch)
-        shutil.copy(CONFIGURATION, project)
+        (project / "zensical.toml").write_text(configuration(), "utf-8")
         stage(project / "pages")
         command = [sys.executable, "-m", "zensical", "build", "--strict"]
         built = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)

@@ -30,6 +30,18 @@ PLAIN = {
     "photos": "small CNN on photo files",
 }
 
+# What families of techniques are called.
+FAMILY_TITLES = {
+    "train_step": "Train step",
+    "input": "Input pipelines",
+    "parallel": "Several devices",
+    "recipes": "Recipes",
+    "adaptation": "Domain adaptation",
+    "compression": "Smaller models",
+    "deployment": "Deployment",
+    "diagnosis": "Diagnosis",
+}
+
 
 def called(task: str) -> str:
     """A task in plain words; a user's own has its name."""

@@ -21,6 +21,7 @@ from bench.report import advised, answer, bars, charts, svg
 from bench.report.content import Facts, Report, TaskPart, TechniquePart, build
 from bench.report.curves import curves
 from bench.report.lifetimes import lifetimes
+from bench.report.names import FAMILY_TITLES
 from bench.report.svg_shapes import Chart
 from bench.report.tables import GRAPHS, SAME_WORK
 from bench.report.technique_tables import Table, phases
@@ -102,17 +103,6 @@ def _decision(work: Work) -> Decision:
     said = [(answer.measure(ranking), answer.lines(ranking)) for ranking in rankings]
     return Decision(work.title, len(work.rows), said, answer.decision_table(work))
 
-
-FAMILY_TITLES = {
-    "train_step": "Train step",
-    "input": "Input pipelines",
-    "parallel": "Several devices",
-    "recipes": "Recipes",
-    "adaptation": "Domain adaptation",
-    "compression": "Smaller models",
-    "deployment": "Deployment",
-    "diagnosis": "Diagnosis",
-}
 
 # verdict or status -> the style of its word
 VERDICTS = {

@@ -1,16 +1,21 @@
-"""The priority matrix and the path of questions, for the terminal and as a page."""
+"""Which technique pays, and the path of questions, for the terminal and as a page."""
 
 from __future__ import annotations
 
-from bench.analysis.questions import FIGURES, Leaf, Priority, path
-from bench.analysis.table import GAINED, Row
+from dataclasses import replace
+
+from markupsafe import Markup
+
+from bench.analysis.families import FORMER, families
+from bench.analysis.questions import FIGURES, Leaf, Priority, by_bound, path
+from bench.analysis.table import GAINED, Row, level
 from bench.record import FRAMEWORKS, Record
-from bench.report.answer import HEADS, accuracy_of, gain_of, ratio_of
+from bench.report.answer import HEADS, accuracy_of, gain_of
 from bench.report.content import measured, run_line, warnings
-from bench.report.formatting import MISSING, number, plus_minus
-from bench.report.names import name_of
+from bench.report.formatting import MISSING, number
+from bench.report.names import called, name_of
 from bench.report.tables import escape, grid, markdown_table
-from bench.report.technique_tables import Table, of_figures, of_words
+from bench.report.technique_tables import Table, of_words
 from bench.report.text import hanging, plain, wrap
 
 SHOWN = 3  # rows at the end of a path
@@ -20,9 +25,10 @@ SHOWN = 3  # rows at the end of a path
 
 
 def where(row: Row) -> str:
-    """Framework, variant and technique in plain words, and the work."""
+    """Variant and technique in plain words, and the work."""
     case = row.case
-    return f"{case.framework_title} {name_of(case)}, {case.task}, batch {case.batch_size}"
+    flavour = "" if case.framework_title in FRAMEWORKS.values() else f"{case.framework_title}: "
+    return f"{flavour}{name_of(case)}, {called(case.task)}, batch {case.batch_size}"
 
 
 def leaf_title(leaf: Leaf) -> str:
@@ -53,75 +59,91 @@ def _sentence(row: Row, name: str) -> str:
     return f"{where(row)}: {parts}"
 
 
-# The matrix --------------------------------------------------------------------------------------
+# The techniques ----------------------------------------------------------------------------------
 
 
-def matrix(ranked: list[Priority]) -> Table:
-    """A line for each technique and framework; a gain is that of its best row."""
-    figures = [f for f in FIGURES if any(p.best(f) for p in ranked)]
-    columns = of_words("technique", "framework")
-    columns += of_figures(*(f"{HEADS[f]}\n(best row)" for f in figures))
-    columns += of_figures("paid, small\nmodels", "paid, large\nmodels")
-    columns += of_figures("first call\n[s]", "rows less\naccurate")
-    columns += of_figures("lines to\ncopy", "refused\nmodels")
-    columns += of_words("needs")
-    return Table("Priorities", columns, [_line(each, figures) for each in ranked])
+def paying(ranked: list[Priority]) -> tuple[list[dict[str, Priority]], str]:
+    """The techniques that gain in a framework, each by framework; and a sentence on the others."""
+    by_technique: dict[str, dict[str, Priority]] = {}
+    for each in ranked:
+        by_technique.setdefault(each.technique, {})[each.framework] = each
+    paid = {each.technique for each in ranked if each.paid}
+    others = ", ".join(name for name in by_technique if name not in paid).replace("_", " ")
+    shown = [sides for name, sides in by_technique.items() if name in paid]
+    return shown, f"No gain shown with accuracy kept: {others}." if others else ""
 
 
-def _line(priority: Priority, figures: list[str]) -> list[str]:
-    cost = priority.cost
-    refused = MISSING if cost is None or not cost.models else f"{cost.refused} of {cost.models}"
-    return [
-        priority.technique.replace("_", " "),
-        FRAMEWORKS[priority.framework],
-        *(_best(priority, figure) for figure in figures),
-        *(_of(priority.paid(large)) for large in (False, True)),
-        _span(priority.first_calls),
-        _of((priority.lossy, len(priority.rows))),
-        f"{cost.lines:,}" if cost else MISSING,
-        refused,
-        ", ".join(cost.packages) if cost and cost.packages else MISSING,
-    ]
+def matrix(techniques: list[dict[str, Priority]]) -> Table:
+    """A line for each technique: what it gains in each framework, and what it costs."""
+    columns = of_words("technique", *FRAMEWORKS.values(), "costs")
+    lines = []
+    for sides in techniques:
+        ordered = [sides.get(framework) for framework in FRAMEWORKS]
+        name = next(filter(None, ordered)).technique.replace("_", " ")
+        lines.append([name, *map(_gains, ordered), _costs(list(filter(None, ordered)))])
+    return Table("What pays", columns, lines)
 
 
-def _best(each: Priority, name: str) -> str:
-    row = each.best(name)
-    if row is None:
-        return MISSING
-    gain = row.ratios[name]
-    if name == GAINED:
-        return plus_minus(gain.value, (gain.low, gain.high), signed=True)
-    return ratio_of(gain).rstrip(",")
+def _gains(priority: Priority | None) -> str:
+    """The largest gain in each figure of large models and of small ones, and how many rows gain."""
+    if priority is None:
+        return "not measured"
+    gains: dict[str, list[str]] = {}
+    for large in (True, False, None):
+        rows = [row for work, row in priority.rows if work.large is large]
+        for figure in FIGURES:
+            if (best := _best(rows, figure)) and figure == GAINED:
+                gains.setdefault(called(best.case.task), []).append(accuracy_of(best.accuracy))
+            elif best:
+                kept = "" if best.accuracy.kept else "*"
+                gain = f"{gain_of(best.ratios[figure], figure)}{kept}"
+                gains.setdefault(called(best.case.task), []).append(gain)
+    if not gains:
+        return f"no gain shown ({len(priority.rows)} tried)"
+    parts = [f"{task}: {', '.join(some)}" for task, some in gains.items()]
+    if len(priority.rows) > 1:
+        parts.append(f"{priority.paid} of {len(priority.rows)} rows gain")
+    return "; ".join(parts)
 
 
-def _of(counts: tuple[int, int]) -> str:
-    return f"{counts[0]} of {counts[1]}" if counts[1] else MISSING
+def _best(rows: list[Row], figure: str) -> Row | None:
+    """The row with the largest gain; where none keeps accuracy, the best that does not."""
+    if gaining := by_bound(rows, figure):
+        return gaining[0]
+    better = [row for row in rows if figure != GAINED and row.improves(figure)]
+    return min(better, key=lambda row: level(figure, row.ratios[figure]), default=None)
 
 
-def _span(seconds: list[float]) -> str:
-    if not seconds:
-        return MISSING
-    low, high = number(min(seconds)), number(max(seconds))
-    return low if low == high else f"{low} to {high}"
+def _costs(sides: list[Priority]) -> str:
+    """The longest first call, lines to copy, refused models and packages."""
+    costs = [side.cost for side in sides if side.cost]
+    refused = [f"{cost.refused} of {cost.models}" for cost in costs if cost.models]
+    needs = sorted({name for cost in costs for name in cost.packages})
+    parts = {
+        "first call {} s": [number(max(s.first_calls)) for s in sides if s.first_calls],
+        "{} lines": [f"{cost.lines:,}" for cost in costs],
+        "refuses {} models": refused if any(cost.refused for cost in costs) else [],
+        "needs {}": [", ".join(needs)] if needs else [],
+    }
+    told = [words.format(" / ".join(dict.fromkeys(some))) for words, some in parts.items() if some]
+    return "; ".join(told) or MISSING
 
 
 # The terminal and the page -----------------------------------------------------------------------
 
 TITLE = "Which technique pays, and what it costs"
+STAR = "* marks where accuracy was not shown to be kept."
 HOW = (
-    "A gain is a share of the baseline's figure: below 1 is better, for samples/s and the largest "
-    "batch above 1. It counts if its whole interval is better by more than 3% (accuracy: by any of "
-    "it) and accuracy is kept. Rows are ordered by the bound nearest to no gain. A row pays if it "
-    "gains in any figure.",
-    "Small models have less than a million parameters. All figures are of the run's device.",
-    "Lines are lines of code to copy, without comments and docstrings. Refused models are those of "
-    "docs/any_model.md that the technique refuses, at least in part. Some packages are needed for "
-    "one of several variants only.",
+    "A gain counts if its whole 95% interval is better by more than 3% (accuracy: by any of it) "
+    f"and accuracy is kept. {STAR} Of each figure the best row with a large model (a million "
+    "parameters or more) and the best with a small one are shown, by the bound nearest to no gain.",
+    "Two numbers with a slash are of PyTorch and TensorFlow. Lines are lines of code to copy, "
+    "without comments and docstrings. Some packages are needed for one of several variants only.",
 )
 
 
 def text(record: Record, ranked: list[Priority], width: int = 80) -> list[str]:
-    """The path of questions, then the matrix."""
+    """The path of questions, then the techniques."""
     lines = [*wrap(plain(measured([record])), width)]
     lines += [line for warning in warnings(record) for line in wrap(f"!! {warning}", width)]
     for question, leaves in path(record):
@@ -131,7 +153,9 @@ def text(record: Record, ranked: list[Priority], width: int = 80) -> list[str]:
             lines.append(leaf_title(leaf))
             for words in ends(leaf):
                 lines += hanging("  -", plain(words), width, 4)
-    return [*lines, "", *grid(matrix(ranked), width)]
+    shown, others = paying(ranked)
+    lines += ["", *grid(matrix(shown), width), "", STAR] if shown else []
+    return [*lines, "", *wrap(plain(others), width)]
 
 
 HEAD = "<!-- Made by `twinbench priorities {} --write`. Make a new record, then make it again. -->"
@@ -141,30 +165,32 @@ def page(record: Record, ranked: list[Priority], given: str) -> str:
     """The page as Markdown; `given`: the path of the record."""
     parts = [HEAD.format(given), f"# {TITLE}"]
     parts.append(f"{escape(measured([record]))} Run: {escape(run_line(record))}.")
+    parts.append("[What to use](answers.md) has the best of each framework for each aim.")
     parts += [f"**{escape(warning)}**" for warning in warnings(record)]
-    parts.append("## A path of questions")
+    shown, others = paying(ranked)
+    table = matrix(shown)
+    rows = [[_linked(row[0]), *row[1:]] for row in table.rows]
+    parts += [markdown_table(replace(table, rows=rows)), escape(others)]
+    parts += [*map(escape, HOW), "[Which models are refused](any_model.md)."]
+    parts.append("## By question")
     for question, leaves in path(record):
-        parts.append(f"### {question.words}")
-        parts += [] if leaves else ["No row of this record answers it."]
-        parts.append("\n".join(line for leaf in leaves for line in _listed(leaf)))
-    paying = [each for each in ranked if each.paid(True)[0] + each.paid(False)[0]]
-    parts += ["## Priorities", markdown_table(matrix(paying)), _without_gain(ranked, paying)]
-    parts += ["## How it is made", *HOW]
+        told = "\n\n".join(map(_listed, leaves)) or "No row of this record answers it."
+        parts.append(f"<details><summary>{question.words}</summary>\n\n{told}\n\n</details>")
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
 
-def _listed(leaf: Leaf) -> list[str]:
-    """The end of a path as a list in Markdown: one line where nothing is advised."""
-    title, words = escape(leaf_title(leaf)), list(map(escape, ends(leaf)))
+def _listed(leaf: Leaf) -> str:
+    """The end of a path in Markdown: the rows as a list, or a line where nothing is advised."""
+    head, words = f"**{escape(leaf_title(leaf))}**", list(map(escape, ends(leaf)))
     if not leaf.rows:
-        return [f"- {title}: {'; '.join(words)}"]
-    return [f"- {title}:", *(f"  - {each}" for each in words)]
+        return f"{head}: {'; '.join(words)}"
+    return "\n".join([f"{head}:", "", *(f"- {each}" for each in words)])
 
 
-def _without_gain(ranked: list[Priority], paying: list[Priority]) -> str:
-    """Techniques without a row that pays, with their frameworks."""
-    sides: dict[str, list[str]] = {}
-    for each in (each for each in ranked if each not in paying):
-        sides.setdefault(each.technique.replace("_", " "), []).append(FRAMEWORKS[each.framework])
-    listed = [f"{name} ({', '.join(sorted(some))})" for name, some in sides.items()]
-    return escape(f"No row pays: {'; '.join(listed)}.") if listed else ""
+def _linked(name: str) -> str:
+    """A technique with a link to its page; one that is gone has none."""
+    technique = name.replace(" ", "_")
+    family = families().get(technique)
+    if technique in FORMER or family is None:
+        return name
+    return Markup(f"[{escape(name)}](techniques/{family}/{technique}.md)")
