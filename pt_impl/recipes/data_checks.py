@@ -23,7 +23,7 @@ labels.
 
 Run it alone: `python -m pt_impl.recipes.data_checks` checks the digits, and with planted faults.
 
-Copy with it: `pt_impl/kit/checks/data_checks.py`, `pt_impl/kit/findings.py`.
+Copy with it: `pt_impl/kit/values.py`, `shared/data_checks.py`, `shared/findings.py`.
 """
 
 import hashlib
@@ -34,8 +34,9 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from pt_impl.kit.checks.data_checks import check_batch, check_seen
-from pt_impl.kit.findings import Report, is_one, many, named_batches, values_of
+from pt_impl.kit.values import named_batches, values_of
+from shared.data_checks import Tally, check_batch, check_seen, compare_splits, look_at_balance
+from shared.findings import Report, is_one, many
 
 
 def check_data(
@@ -64,7 +65,7 @@ def check_data(
         ValueError: no batch, batches without labels where `num_classes` is given, parts of
             different lengths; with `strict`, the report.
     """
-    tally, classes, batches, samples = _Tally(), {}, 0, 0
+    tally, classes, batches, samples = Tally(), {}, 0, 0
     for batch in named_batches(data):
         samples += check_batch(batch, num_classes)
         for name, leaf in batch:
@@ -82,7 +83,7 @@ def check_data(
     report = Report(f"{many(batches, 'batch')}, {many(samples, 'sample')}")
     tally.write(report)
     for name, counts in classes.items():
-        _look_at_balance(report, name, counts, num_classes, imbalance)
+        look_at_balance(report, name, counts, num_classes, imbalance)
     if strict:
         report.raise_if_found()
     return report
@@ -90,53 +91,13 @@ def check_data(
 
 def check_splits(first: Iterable, second: Iterable, *, strict: bool = False) -> Report:
     """Look for samples whose x is in both, the same in every byte; `data` as in `check_data`."""
-    places: dict[bytes, int] = {}
-    for number, digest in enumerate(_digests(first)):
-        places.setdefault(digest, number)
-    twice, total = [], 0
-    for digest in _digests(second):
-        if digest in places:
-            twice.append((total, places[digest]))
-        total += 1
-    report = Report(f"{total} samples beside {len(places)} different ones")
-    if twice:
-        some = ", ".join(f"{one} is its {other}" for one, other in twice[:3])
-        text = f"{many(len(twice), 'sample')} of the second also in the first: {some}"
-        report.add("duplicate", "x", text + (", ..." if twice[3:] else ""))
+    report = compare_splits(_digests(first), _digests(second))
     if strict:
         report.raise_if_found()
     return report
 
 
-class _Tally:
-    """Faults by check and place: how many values, in how many samples, and the first.
-
-    place: name and number of the batch that is looked at.
-    """
-
-    def __init__(self) -> None:
-        self.found: dict[tuple[str, str], list] = {}
-        self.place = ("", 0)
-
-    def add(self, check: str, bad: Tensor, what: str = "") -> None:
-        """bad: a mask of the batch's shape; what: of the first batch in which it is."""
-        if not bad.any():
-            return
-        name, number = self.place
-        rows = bad.reshape(len(bad), -1).any(1)
-        first = f"first in batch {number}, sample {int(rows.nonzero()[0])}{what}"
-        entry = self.found.setdefault((check, name), [0, 0, first])
-        entry[0] += int(bad.sum())
-        entry[1] += int(rows.sum())
-
-    def write(self, report: Report) -> None:
-        for (check, name), (values, samples, first) in self.found.items():
-            report.add(
-                check, name, f"{many(values, 'value')} in {many(samples, 'sample')}, {first}"
-            )
-
-
-def _look_at_values(tally: _Tally, values: Tensor, low: float, high: float) -> None:
+def _look_at_values(tally: Tally, values: Tensor, low: float, high: float) -> None:
     if values.dtype == torch.bool:
         return
     least, most = (edge.item() for edge in torch.aminmax(values))  # NaN where one is
@@ -144,24 +105,24 @@ def _look_at_values(tally: _Tally, values: Tensor, low: float, high: float) -> N
         return
     if not values.is_floating_point():
         values = values.long()  # bytes would wrap what they are compared with
-    tally.add("nan", values.isnan())
-    tally.add("infinity", values.isinf())
+    tally.add("nan", values.isnan().cpu().numpy())
+    tally.add("infinity", values.isinf().cpu().numpy())
     finite = values.isfinite()
     outside = finite & ((values < low) | (values > high))
     if outside.any():
         least, most = (edge.item() for edge in torch.aminmax(values[finite]))
         what = f": from {least:.4g} to {most:.4g}, not within {low:g} to {high:g}"
-        tally.add("range", outside, what)
+        tally.add("range", outside.cpu().numpy(), what)
 
 
-def _look_at_labels(tally: _Tally, values: Tensor, num_classes: int, ignore: int) -> dict[int, int]:
+def _look_at_labels(tally: Tally, values: Tensor, num_classes: int, ignore: int) -> dict[int, int]:
     """Add what is no label; return samples by class, where each has one label."""
     one_each = values.ndim == 1 or (values.ndim == 2 and values.shape[1] == 1)
     if values.is_floating_point():
         if num_classes < 2 or values.ndim != 2 or values.shape[1] != num_classes:
             return {}
         apart = ((values.sum(1) - 1).abs() > 1e-3) | (values < 0).any(1)
-        tally.add("label", apart, ": they are not distributions over the classes")
+        tally.add("label", apart.cpu().numpy(), ": they are not distributions over the classes")
         values, one_each = values[~apart].argmax(1), True
     elif values.dtype == torch.bool:
         return {}
@@ -173,26 +134,11 @@ def _look_at_labels(tally: _Tally, values: Tensor, num_classes: int, ignore: int
     if bad.any():
         some = ", ".join(str(each) for each in values[bad].unique()[:5].tolist())
         valid = f"0 to {num_classes - 1}" if num_classes else "0 or more"
-        tally.add("label", bad, f": {some}, not {valid}")
+        tally.add("label", bad.cpu().numpy(), f": {some}, not {valid}")
     if not one_each:
         return {}
     labels, counts = values[~bad & (values != ignore)].unique(return_counts=True)
     return dict(zip(labels.tolist(), counts.tolist(), strict=True))
-
-
-def _look_at_balance(
-    report: Report, name: str, counts: Counter, num_classes: int, imbalance: float
-) -> None:
-    if not counts:
-        return
-    absent = [str(label) for label in range(num_classes) if label not in counts]
-    if absent:
-        some = f"{', '.join(absent[:5])}{', ...' if absent[5:] else ''}"
-        report.add("balance", name, f"no sample of class {some}")
-    rare, frequent = min(counts, key=counts.get), max(counts, key=counts.get)
-    if counts[frequent] > imbalance * counts[rare]:
-        most = many(counts[frequent], "sample")
-        report.add("balance", name, f"class {frequent} has {most}, class {rare} {counts[rare]}")
 
 
 def _digests(data: Iterable) -> Iterator[bytes]:

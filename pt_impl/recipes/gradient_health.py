@@ -22,7 +22,7 @@ right at the start need not stay so.
 
 Run it alone: `python -m pt_impl.recipes.gradient_health` shows 30 layers, plain and residual.
 
-Copy with it: `pt_impl/kit/calling.py`, `pt_impl/kit/findings.py`.
+Copy with it: `pt_impl/kit/calling.py`, `pt_impl/kit/values.py`, `shared/findings.py`.
 """
 
 import math
@@ -32,7 +32,7 @@ import torch
 from torch import nn
 
 from pt_impl.kit.calling import call, tensors, unchanged
-from pt_impl.kit.findings import check_checkpoints
+from pt_impl.kit.values import check_checkpoints
 
 
 def gradient_norms(model: nn.Module, loss_fn: Callable, x, y) -> dict[str, float]:

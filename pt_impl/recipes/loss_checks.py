@@ -26,7 +26,7 @@ needs one batch. A loss that is no cross-entropy is not judged, and the report s
 
 Run it alone: `python -m pt_impl.recipes.loss_checks` prints gradients, and reports of two losses.
 
-Copy with it: `pt_impl/kit/calling.py`, `pt_impl/kit/findings.py`.
+Copy with it: `pt_impl/kit/calling.py`, `pt_impl/kit/values.py`, `shared/findings.py`.
 """
 
 import math
@@ -37,7 +37,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pt_impl.kit import calling
-from pt_impl.kit.findings import Report, nonfinite
+from pt_impl.kit.values import nonfinite
+from shared.findings import Report
 
 MARGINS = (1, 5, 10, 14, 15, 16, 17, 18, 20, 25, 30, 50, 80, 90, 100, 105, 120, 200)
 

@@ -24,7 +24,7 @@ for all.
 
 Run it alone: `python -m pt_impl.recipes.nonfinite` prints what a checked step costs, and says.
 
-Copy with it: `pt_impl/kit/calling.py`, `pt_impl/kit/findings.py`.
+Copy with it: `pt_impl/kit/calling.py`, `pt_impl/kit/values.py`, `shared/findings.py`.
 """
 
 import math
@@ -37,7 +37,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from pt_impl.kit.calling import call, unchanged
-from pt_impl.kit.findings import Report, check_checkpoints, leaves, nonfinite, values_of
+from pt_impl.kit.values import check_checkpoints, nonfinite, values_of
+from shared.findings import Report, leaves
 
 
 def find_nonfinite(

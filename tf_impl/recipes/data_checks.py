@@ -17,7 +17,7 @@ labels.
 
 Run it alone: `python -m tf_impl.recipes.data_checks` checks the digits, and with planted faults.
 
-Copy with it: `tf_impl/kit/checks/data_checks.py`, `tf_impl/kit/findings.py`.
+Copy with it: `shared/data_checks.py`, `shared/findings.py`, `tf_impl/kit/values.py`.
 """
 
 import hashlib
@@ -27,8 +27,9 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from tf_impl.kit.checks.data_checks import check_batch, check_seen
-from tf_impl.kit.findings import Report, is_one, many, named_batches, values_of
+from shared.data_checks import Tally, check_batch, check_seen, compare_splits, look_at_balance
+from shared.findings import Report, is_one, many
+from tf_impl.kit.values import named_batches, values_of
 
 
 def check_data(
@@ -58,7 +59,7 @@ def check_data(
         ValueError: no batch, batches without labels where `num_classes` is given, parts of
             different lengths; with `strict`, the report.
     """
-    tally, classes, batches, samples = _Tally(), {}, 0, 0
+    tally, classes, batches, samples = Tally(), {}, 0, 0
     for batch in named_batches(data):
         samples += check_batch(batch, num_classes)
         for name, leaf in batch:
@@ -76,7 +77,7 @@ def check_data(
     report = Report(f"{many(batches, 'batch')}, {many(samples, 'sample')}")
     tally.write(report)
     for name, counts in classes.items():
-        _look_at_balance(report, name, counts, num_classes, imbalance)
+        look_at_balance(report, name, counts, num_classes, imbalance)
     if strict:
         report.raise_if_found()
     return report
@@ -84,53 +85,13 @@ def check_data(
 
 def check_splits(first: Iterable, second: Iterable, *, strict: bool = False) -> Report:
     """Look for samples whose x is in both, the same in every byte; `data` as in `check_data`."""
-    places: dict[bytes, int] = {}
-    for number, digest in enumerate(_digests(first)):
-        places.setdefault(digest, number)
-    twice, total = [], 0
-    for digest in _digests(second):
-        if digest in places:
-            twice.append((total, places[digest]))
-        total += 1
-    report = Report(f"{total} samples beside {len(places)} different ones")
-    if twice:
-        some = ", ".join(f"{one} is its {other}" for one, other in twice[:3])
-        text = f"{many(len(twice), 'sample')} of the second also in the first: {some}"
-        report.add("duplicate", "x", text + (", ..." if twice[3:] else ""))
+    report = compare_splits(_digests(first), _digests(second))
     if strict:
         report.raise_if_found()
     return report
 
 
-class _Tally:
-    """Faults by check and place: how many values, in how many samples, and the first.
-
-    place: name and number of the batch that is looked at.
-    """
-
-    def __init__(self) -> None:
-        self.found: dict[tuple[str, str], list] = {}
-        self.place = ("", 0)
-
-    def add(self, check: str, bad: np.ndarray, what: str = "") -> None:
-        """bad: a mask of the batch's shape; what: of the first batch in which it is."""
-        if not bad.any():
-            return
-        name, number = self.place
-        rows = bad.reshape(len(bad), -1).any(1)
-        first = f"first in batch {number}, sample {int(rows.argmax())}{what}"
-        entry = self.found.setdefault((check, name), [0, 0, first])
-        entry[0] += int(bad.sum())
-        entry[1] += int(rows.sum())
-
-    def write(self, report: Report) -> None:
-        for (check, name), (values, samples, first) in self.found.items():
-            report.add(
-                check, name, f"{many(values, 'value')} in {many(samples, 'sample')}, {first}"
-            )
-
-
-def _look_at_values(tally: _Tally, values: np.ndarray, low: float, high: float) -> None:
+def _look_at_values(tally: Tally, values: np.ndarray, low: float, high: float) -> None:
     if values.dtype == bool:
         return
     least, most = float(values.min()), float(values.max())  # NaN where one is
@@ -146,7 +107,7 @@ def _look_at_values(tally: _Tally, values: np.ndarray, low: float, high: float) 
 
 
 def _look_at_labels(
-    tally: _Tally, values: np.ndarray, num_classes: int, ignore: int
+    tally: Tally, values: np.ndarray, num_classes: int, ignore: int
 ) -> dict[int, int]:
     """Add what is no label; return samples by class, where each has one label."""
     one_each = values.ndim == 1 or (values.ndim == 2 and values.shape[1] == 1)
@@ -170,21 +131,6 @@ def _look_at_labels(
         return {}
     labels, counts = np.unique(values[~bad & (values != ignore)], return_counts=True)
     return dict(zip(labels.tolist(), counts.tolist(), strict=True))
-
-
-def _look_at_balance(
-    report: Report, name: str, counts: Counter, num_classes: int, imbalance: float
-) -> None:
-    if not counts:
-        return
-    absent = [str(label) for label in range(num_classes) if label not in counts]
-    if absent:
-        some = f"{', '.join(absent[:5])}{', ...' if absent[5:] else ''}"
-        report.add("balance", name, f"no sample of class {some}")
-    rare, frequent = min(counts, key=counts.get), max(counts, key=counts.get)
-    if counts[frequent] > imbalance * counts[rare]:
-        most = many(counts[frequent], "sample")
-        report.add("balance", name, f"class {frequent} has {most}, class {rare} {counts[rare]}")
 
 
 def _digests(data: Iterable) -> Iterator[bytes]:

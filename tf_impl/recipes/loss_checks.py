@@ -17,7 +17,7 @@ needs one batch. A loss that is no cross-entropy is not judged, and the report s
 
 Run it alone: `python -m tf_impl.recipes.loss_checks` prints gradients, and reports of two losses.
 
-Copy with it: `tf_impl/kit/calling.py`, `tf_impl/kit/findings.py`.
+Copy with it: `shared/findings.py`, `tf_impl/kit/calling.py`, `tf_impl/kit/values.py`.
 """
 
 import math
@@ -26,8 +26,9 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from shared.findings import Report
 from tf_impl.kit.calling import call, call_loss, logits
-from tf_impl.kit.findings import Report, nonfinite, values_of
+from tf_impl.kit.values import nonfinite, values_of
 
 MARGINS = (1, 5, 10, 14, 15, 16, 17, 18, 20, 25, 30, 50, 80, 90, 100, 105, 120, 200)
 

@@ -16,7 +16,7 @@ for all.
 
 Run it alone: `python -m tf_impl.recipes.nonfinite` prints what a checked step costs, and says.
 
-Copy with it: `tf_impl/kit/calling.py`, `tf_impl/kit/findings.py`.
+Copy with it: `shared/findings.py`, `tf_impl/kit/calling.py`, `tf_impl/kit/values.py`.
 """
 
 import math
@@ -27,9 +27,10 @@ from itertools import count
 
 import tensorflow as tf
 
+from shared.findings import Report, leaves
 from tf_impl.kit.calling import call, call_loss, unchanged
 from tf_impl.kit.calling import layers as layers_of
-from tf_impl.kit.findings import Report, leaves, nonfinite, values_of
+from tf_impl.kit.values import nonfinite, values_of
 
 
 def find_nonfinite(
