@@ -1,4 +1,7 @@
-"""`twinbench COMMAND`: all but the benchmark itself, which is `pytest bench/`."""
+"""Optimization techniques in PyTorch and TensorFlow, measured side by side.
+
+The benchmark itself is `pytest bench/ --benchmark-only`.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +13,25 @@ from importlib import import_module
 
 # command -> the module with its `main(arguments) -> exit status`, and what it does
 COMMANDS = {
-    "choose": ("bench.choose", "what to use for one aim, from the rows of a run"),
-    "try": ("bench.try_model", "what makes your own model faster or leaner"),
-    "doctor": ("bench.doctor.command", "what is wrong with a set-up, in half a minute"),
-    "port": ("bench.port.command", "where a port to the other framework differs first, and why"),
-    "diagnose": ("bench.diagnose", "what holds a train step back, and what was measured to help"),
-    "why": ("bench.why.command", "where the difference of two programs comes from"),
-    "claims": ("bench.claims", "which published claims hold in a run"),
-    "priorities": ("bench.priorities", "which technique pays, its price, and a path to choose by"),
-    "compare": ("bench.compare", "what changed between two runs"),
-    "machines": ("bench.machines", "records of several machines, and what holds on all"),
-    "report": ("bench.report.command", "make the reports of a run again, or print its tables"),
-    "validate": ("bench.validation.command", "test the measurements by pairs with known answers"),
+    "choose": ("bench.choose", "choose a framework and a technique from a run's results"),
+    "try": ("bench.try_model", "find what makes your own model faster or smaller"),
+    "doctor": ("bench.doctor.command", "find mistakes in a setup, in half a minute"),
+    "port": ("bench.port.command", "find where a port to the other framework first differs"),
+    "diagnose": ("bench.diagnose", "find what limits a train step, and what helps"),
+    "why": ("bench.why.command", "explain why one of two programs is faster"),
+    "claims": ("bench.claims", "check published claims against a run"),
+    "priorities": ("bench.priorities", "list what each technique gains and costs"),
+    "compare": ("bench.compare", "show what changed between two runs"),
+    "machines": ("bench.machines", "collect the records of several machines"),
+    "report": ("bench.report.command", "print a run's tables, or make its reports again"),
+    "validate": ("bench.validation.command", "test the benchmark itself on known answers"),
     "shards": ("shared.conversion", "convert a folder of images to tar, TFRecord or arrays"),
-    "network": ("bench.network.command", "several hosts on this machine, and the time of many"),
-    "ladder": ("bench.ladders.command", "a whole training, with one more technique at a time"),
+    "network": ("bench.network.command", "simulate several hosts on this machine"),
+    "ladder": ("bench.ladders.command", "run a whole training, adding one technique at a time"),
     "docs": ("bench.docs.command", "make the pages of docs/techniques again"),
     "teacher": ("bench.teacher", "train the teacher of the distillation benchmarks again"),
 }
-# Of a place where nothing can be written.
+# Errors of a place where nothing can be written.
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 UNWRITABLE += (errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
 
@@ -37,12 +40,16 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command; return its exit status (2: an error)."""
     parser = argparse.ArgumentParser(
         prog="twinbench",
+        usage="twinbench COMMAND ...",
         description=__doc__,
-        epilog="\n".join(f"  {name:11} {what}" for name, (_, what) in COMMANDS.items())
-        + "\n\n`twinbench COMMAND --help` tells its options.",
+        epilog="\n".join(
+            ["commands:"]
+            + [f"  {name:11} {what}" for name, (_, what) in COMMANDS.items()]
+            + ["", "`twinbench COMMAND --help` explains a command and its options."]
+        ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("command", metavar="COMMAND", choices=COMMANDS)
+    parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help=argparse.SUPPRESS)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     if not (sys.argv[1:] if arguments is None else arguments):
         parser.print_help(sys.stderr)

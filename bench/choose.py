@@ -1,13 +1,13 @@
-"""What to use, from the rows of a run: which framework, with which technique.
+"""Choose a framework and a technique from a run's results.
 
-    twinbench choose results/latest [--goal train-speed] [--task T] [--steps N] [--all]
-        [--max-accuracy-drop P] [--memory-budget SIZE]
+    twinbench choose results/latest
+    twinbench choose results/latest --task digits-cnn --goal latency
 
-Without --goal the main figure of each piece of work decides. A row is named where the run showed
-that it gains over plain code of its framework and keeps accuracy: it does the same work, or the
-bound of its interval is no worse than the task's margin, or than --max-accuracy-drop. Where nothing
-gains, the plain code is named. Figures are those of the row itself; brackets hold 95% intervals.
---all names every row, and what is left out with its reason.
+Without --goal, each task is ranked by its main figure. A technique is advised
+if it gains over plain code in the same framework and keeps accuracy: it does
+the same work, or the worse end of its 95% interval is within the task's margin
+(or --max-accuracy-drop). If none does, plain code is advised. Brackets hold
+95% intervals.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from bench.report import parsers
 from bench.report.answer import text
 from bench.report.content import warnings
 from bench.report.text import plain, wrap
+from shared.choices import unknown
 
 
 def advise(
@@ -59,28 +60,41 @@ def _nothing(goal: str | None, limits: Limits) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (2: an error)."""
     parser = parsers.described("twinbench choose", __doc__)
-    parser.add_argument("path", type=Path, help="a results.json, or the folder that holds one")
-    parser.add_argument("--goal", choices=GOALS, help="default: the main figure of each work")
+    parser.add_argument("path", type=Path, help="a results.json, or its folder")
+    parser.add_argument(
+        "--goal", choices=GOALS, metavar="GOAL", help=f"rank by one of: {', '.join(GOALS)}"
+    )
     parser.add_argument("--task", help="only this task")
-    parser.add_argument("--steps", type=int, metavar="N", help="the whole time of N steps")
-    parser.add_argument("--max-accuracy-drop", type=float, metavar="P", help="points of the metric")
-    parser.add_argument("--memory-budget", type=size, metavar="SIZE", help="for example 2GB")
-    parser.add_argument("--all", action="store_true", help="every row, and what is left out")
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help="rank by the time of N steps, first call included"
+    )
+    parser.add_argument(
+        "--max-accuracy-drop", type=float, metavar="P", help="accept a loss of P points"
+    )
+    parser.add_argument(
+        "--memory-budget", type=size, metavar="SIZE", help="only what fits into SIZE, such as 2GB"
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="show every row, and why it was not chosen"
+    )
     given = parser.parse_args(arguments)
     if given.steps is not None and given.steps < 1:
-        parser.error(f"--steps: {given.steps} is not a number of steps; give 1 or more")
+        parser.error(f"--steps: give 1 or more, not {given.steps}")
     if given.steps is not None and given.goal and GOALS[given.goal].figure != TIME:
-        parser.error(f"--steps is the time of steps: --goal {given.goal} has none")
+        parser.error(f"--steps ranks by time, --goal {given.goal} does not: leave one out")
     if given.memory_budget is not None and given.goal == "batch":
-        parser.error("--goal batch is of the run's own budget: give pytest bench/ --memory-budget")
+        parser.error(
+            "--goal batch was measured within the run's budget: set that one, with "
+            "pytest bench/ --memory-budget"
+        )
     if given.max_accuracy_drop is not None and not isfinite(given.max_accuracy_drop):
-        parser.error(f"--max-accuracy-drop: {given.max_accuracy_drop} is no number of points")
+        parser.error(f"--max-accuracy-drop: give a number, not {given.max_accuracy_drop}")
     limits = Limits(given.max_accuracy_drop, given.memory_budget, given.steps)
     try:
         record = load(given.path)
         known = sorted({case.task for case in record.cases})
         if given.task and given.task not in known:
-            raise ValueError(f"--task: the run has no {given.task!r}; it has {', '.join(known)}")
+            raise ValueError(f"--task: {unknown(given.task, known)}")
         answers = advise(record, given.goal, limits, given.task)
         for warning in warnings(record):
             print("\n".join(wrap(plain(warning), 80)), file=sys.stderr)

@@ -1,11 +1,11 @@
-"""Which published claims hold in a run, which do not, and which it can't test.
+"""Check published claims against a run: which hold, and which do not.
 
-    twinbench claims results/latest [...] [--json] [--technique T] [--write]
+    twinbench claims results/latest
 
-Claims stand in bench/claims.json, with their sources and the rule by which rows of a record answer
-them; nothing is judged by hand. Of several records each adds the rows that those before it do not
-have; their class of machine is named where it is not the first one's. --write makes docs/claims.md
-from them.
+bench/claims.json has the claims, their sources, and the rule by which rows
+answer each. Nothing is judged by hand. With several records, each adds only
+the rows that those before it lack. A row names its class of machine if that is
+not the first record's.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from bench.analysis.reading import load
 from bench.report import parsers
 from bench.report.claims import data, page, text
 from bench.report.replace import put
+from shared.choices import unknown
 
 PAGE = Path(__file__).parents[1] / "docs" / "claims.md"
 
@@ -30,17 +31,19 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (1: --check found an old page, 2: an error)."""
     parser = parsers.described("twinbench claims", __doc__)
     parser.add_argument(
-        "paths", type=Path, nargs="+", help="one or more: a results.json, or the folder of one"
+        "paths", type=Path, nargs="+", metavar="path", help="a results.json, or its folder"
     )
-    parser.add_argument("--technique", help="only the claims of this technique")
-    parser.add_argument("--ledger", type=Path, default=LEDGER, help="other claims than our own")
+    parser.add_argument("--technique", help="only the claims about this technique")
+    parser.add_argument(
+        "--ledger", type=Path, default=LEDGER, help="claims to check (default: bench/claims.json)"
+    )
     kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument("--json", action="store_true", help="for other programs: every row as well")
-    kinds.add_argument("--write", action="store_true", help="make docs/claims.md")
-    kinds.add_argument("--check", action="store_true", help="exit 1 if docs/claims.md is another")
+    kinds.add_argument("--json", action="store_true", help="print JSON, with every row")
+    kinds.add_argument("--write", action="store_true", help="make docs/claims.md again")
+    kinds.add_argument("--check", action="store_true", help="exit 1 if docs/claims.md is outdated")
     given = parser.parse_args(arguments)
     if given.technique and (given.write or given.check):
-        parser.error("the page has every technique: leave out --technique")
+        parser.error("docs/claims.md has all techniques: leave out --technique")
     try:
         return _run(given)
     except ValueError as error:
@@ -50,8 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(given: argparse.Namespace) -> int:
     if given.technique and given.technique not in families():
-        known = ", ".join(families())
-        raise ValueError(f"--technique: {given.technique!r} is none of {known}")
+        raise ValueError(f"--technique: {unknown(given.technique, families())}")
     claims = load_ledger(given.ledger)
     chosen = [c for c in claims if given.technique in (None, c.technique)]
     records = [load(path) for path in given.paths]

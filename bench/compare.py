@@ -1,20 +1,21 @@
-"""What changed from one run to another, beyond the noise of both; or many runs in one table.
+"""Show what changed between two runs beyond the noise of both, or list many runs.
 
-    twinbench compare OLD NEW [--all] [--format terminal|markdown] [--fail-if slower:5%]
-    twinbench compare A B C ... [--all] [--format terminal|markdown]
+    twinbench compare OLD NEW
+    twinbench compare OLD NEW --fail-if slower:5%
+    twinbench compare A B C
 
-Two runs hours apart cannot be compared by their seconds: the machine's speed drifts. What each run
-measured within itself can: the ratio of a variant to its own baseline, and of twin to twin, on
-machines of one class. So how the machines differ is said first, what matters most before the rest.
-Peaks of memory were taken once a run, so only large changes are shown, and none is judged.
+A machine's speed drifts, so runs are compared by ratios that each measured
+within itself: of a variant to its baseline, and of the two frameworks. First
+it says how the machines differ. Memory was measured once per run, so only
+large changes are shown, without a verdict. Rows whose settings changed are
+named and not compared.
 
-Of three and more runs (machines, versions) each ratio has a line with a column a run. Those are
-shown that some run has beyond the noise of it and of the first; with --all every one.
+Three or more runs get one column each. A ratio is listed if some run differs
+from the first beyond noise.
 
-With --fail-if the exit status is 1 where a ratio of step times rose by more than the given share:
-its 95% interval lies wholly beyond it. And where a row that was measured failed, or is not shown to
-do the same work any more. A row of other settings, such as a stack of what else was faster, is
-another program: it is named, and not compared.
+With --fail-if, the exit status is 1 if the whole 95% interval of a change is
+beyond the limit, if a row failed that was measured before, or if a row is no
+longer shown to do the same work.
 """
 
 from __future__ import annotations
@@ -356,16 +357,26 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (1: --fail-if holds, 2: an error)."""
     parser = parsers.described("twinbench compare", __doc__)
     parser.add_argument(
-        "runs", type=Path, nargs="+", help="two or more: a results.json, or the folder of one"
+        "runs", type=Path, nargs="+", metavar="run", help="a results.json, or its folder"
     )
-    parser.add_argument("--all", action="store_true", help="also what did not change")
-    parser.add_argument("--format", choices=("terminal", "markdown"), default="terminal")
+    parser.add_argument("--all", action="store_true", help="also list what did not change")
     parser.add_argument(
-        "--fail-if", type=_limit, metavar="slower:P%", help="then exit with status 1"
+        "--format",
+        choices=("terminal", "markdown"),
+        default="terminal",
+        help="of what is printed (default: terminal)",
+    )
+    parser.add_argument(
+        "--fail-if",
+        type=_limit,
+        metavar="slower:P%",
+        help="exit with status 1 if a step became slower by more than P%%",
     )
     given = parser.parse_args(arguments)
-    if len(given.runs) < 2 or (len(given.runs) > 2 and given.fail_if is not None):
-        parser.error("give two runs, or more without --fail-if")
+    if len(given.runs) < 2:
+        parser.error("give two runs or more")
+    if len(given.runs) > 2 and given.fail_if is not None:
+        parser.error("--fail-if compares two runs: give two")
     try:
         runs = [load(path) for path in given.runs]
         shown = {"every": given.all, "markdown": given.format == "markdown"}
@@ -382,5 +393,5 @@ def _limit(text: str) -> float:
     """The share of "slower:5%"."""
     match = re.fullmatch(r"slower:(\d+(?:\.\d+)?)%", text)
     if not match:
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form slower:5%")
+        raise argparse.ArgumentTypeError(f"give a limit such as slower:5%, not {text!r}")
     return float(match[1]) / 100

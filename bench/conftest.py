@@ -51,6 +51,7 @@ from bench.report.files import FORMATS, OWN, write_reports
 from bench.report.text import wrap
 from bench.user_task import UserModel
 from bench.why import of_record
+from shared.choices import unknown
 from shared.specs import TASKS
 from shared.user_model import BadFile
 
@@ -110,16 +111,23 @@ CLOCK = ReplayClock()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The options of the README."""
     group = parser.getgroup("twinbench", "the same technique in PyTorch and TensorFlow")
-    group.addoption("--effort", metavar="|".join(EFFORTS), help="how much (default: default)")
-    group.addoption("--blocks", metavar="N", help="exactly N blocks, though fewer may decide")
+    group.addoption(
+        "--effort",
+        metavar="|".join(EFFORTS),
+        help="how many rows; quick measures once, without intervals (default: default)",
+    )
+    group.addoption(
+        "--blocks", metavar="N", help="repeat each measurement exactly N times, in new processes"
+    )
     group.addoption("--plan", action="store_true", help="show the plan; measure nothing")
-    group.addoption("--minutes", metavar="N", help="end after N minutes, with what is measured")
+    group.addoption("--minutes", metavar="N", help="end after N minutes, and keep the results")
     group.addoption(
         "--memory-budget",
         metavar="SIZE",
-        help="for the batch-size finder, for example 512MB or 2GB",
+        help="memory for the largest batch, such as 2GB (default: 512MB, or 70%% of what is free "
+        "with --model)",
     )
-    group.addoption("--results", metavar="DIR", help="where results go (default: results)")
+    group.addoption("--results", metavar="DIR", help="folder for results (default: results)")
     group.addoption(
         "--resume",
         nargs="?",
@@ -127,15 +135,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FOLDER",
         help="go on with an interrupted run (default: results/latest)",
     )
-    group.addoption("--model", metavar="FILE", help="your own model's file instead of the tasks")
-    group.addoption("--why", action="store_true", help="with --model: also where gains come from")
+    group.addoption("--model", metavar="FILE", help="measure your own model, not the tasks")
+    group.addoption("--why", action="store_true", help="with --model: also explain the gains")
     group.addoption("--technique", metavar="A,B", help="only these techniques")
     group.addoption("--task", metavar="A,B", help="only these tasks")
     group.addoption("--variant", metavar="A,B", help="only these variants (and their baselines)")
     group.addoption("--framework", metavar="pt|tf", help="only this framework")
     for name, framework in FRAMEWORKS.items():
         group.addoption(
-            f"--{name}-python", metavar="PATH", help=f"the interpreter that has {framework.title}"
+            f"--{name}-python", metavar="PATH", help=f"a Python that has {framework.title}"
         )
 
 
@@ -274,9 +282,7 @@ def _names(option: str, given: str | None, known) -> set[str]:
 
 
 def _unknown(option: str, name: str, known: Iterable[str]) -> pytest.UsageError:
-    return pytest.UsageError(
-        f"--{option}: there is no {option} {name!r}; choose from {', '.join(known)}"
-    )
+    return pytest.UsageError(f"--{option}: {unknown(name, known)}")
 
 
 def _interpreter(name: str, given: str | None) -> str | None:

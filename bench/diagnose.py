@@ -1,13 +1,13 @@
-"""What holds a train step back, and which measured techniques address it.
+"""Find what limits a train step, and which techniques helped against it.
 
-    twinbench diagnose TASK|model.py [--framework pt|tf] [--record PATH] [--batch-size N]
-        [--steps N] [--folder FOLDER] [--json]
+    twinbench diagnose digits-cnn       a task of this suite, in both frameworks
+    twinbench diagnose model.py         your own step
 
-A task of this suite is diagnosed in both frameworks. A file has a function `make()` that returns
-`(step, batches)`: `step(*batch)` trains, `batches` is any iterable of tuples (what is no tuple,
-such as a dict, is handed to the step whole); which framework it is for is seen by its imports. The
-step is profiled in a new process. Gains are those of a record: `--record`, or results/latest
-where it has intervals, or the published one.
+The file defines make(), which returns (step, batches). `step(*batch)` trains.
+`batches` is an iterable of tuples; a batch that is no tuple, such as a dict,
+is passed whole. Its imports tell the framework. The step is profiled in a new
+process. Gains come from --record, or from results/latest if it has intervals,
+or from the published record.
 """
 
 from __future__ import annotations
@@ -93,13 +93,13 @@ def diagnosed(framework: str, given: argparse.Namespace) -> dict:
         with contextlib.suppress(ValueError):
             if isinstance(found := json.loads(line), dict) and "bottleneck" in found:
                 return found
-    raise ValueError(f"{given.what} ended by itself, before its step was measured: let it return")
+    raise ValueError(f"{given.what} exited before its step was measured: let make() return")
 
 
 def watched(framework: str, given: argparse.Namespace) -> dict:
-    """What is `diagnosed`, whether it is a prediction, and what of the cores others used meanwhile.
+    """The result of `diagnosed`, whether it is a prediction, and the load of other programs.
 
-    One graph that is compiled whole hides its parts: there a file's words say that it trains.
+    A graph that is compiled as a whole hides its parts. There the words of the file tell training.
     """
     watch = machine.Watch()
     diagnosis = diagnosed(framework, given)
@@ -163,21 +163,23 @@ def _wrapped(line: str) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (2: an error)."""
     parser = parsers.described("twinbench diagnose", __doc__)
-    parser.add_argument("what", metavar="TASK|model.py")
-    parser.add_argument("--framework", choices=FRAMEWORKS)
-    parser.add_argument(
-        "--record", type=Path, action="append", help="a results.json or its folder; several: again"
-    )
+    parser.add_argument("what", metavar="TASK|model.py", help="a task's name, or a file")
+    parser.add_argument("--framework", choices=FRAMEWORKS, help="only this framework")
+    parsers.add_record(parser)
     parser.add_argument("--batch-size", type=int, metavar="N", help="of a task")
-    parser.add_argument("--steps", type=int, default=20, metavar="N", help="with the profiler")
-    parser.add_argument("--folder", help="where the profiler's files go")
-    parser.add_argument("--json", action="store_true", help="for other programs")
+    parser.add_argument(
+        "--steps", type=int, default=20, metavar="N", help="profile N steps (default: 20)"
+    )
+    parser.add_argument("--folder", help="keep the profiler's files in this folder")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args(arguments)
     of_file = given.what.endswith(".py")
-    if given.batch_size is not None and (of_file or given.batch_size < 1):
-        parser.error("--batch-size is that of a task, 1 or more; a file brings its own batches")
+    if given.batch_size is not None and of_file:
+        parser.error("--batch-size: only for a task; a file makes its own batches")
+    if given.batch_size is not None and given.batch_size < 1:
+        parser.error(f"--batch-size: give 1 or more, not {given.batch_size}")
     if given.steps < LEAST_STEPS:
-        parser.error(f"--steps: give {LEAST_STEPS} or more")
+        parser.error(f"--steps: give {LEAST_STEPS} or more, not {given.steps}")
     try:
         if of_file:
             check_make(Path(given.what))

@@ -1,11 +1,12 @@
-"""Records of several machines: add one, list them, and make the page of what holds on all.
+"""Collect the records of several machines, and show what holds on all of them.
 
     twinbench machines add results/latest
     twinbench machines list
-    twinbench machines page [--check]
+    twinbench machines page
 
-`add` takes host names, user names and folders out of a run's record, checks it and puts it into
-docs/machines/<class>/results.json. docs/machines.md and README.md are made from what lies there.
+`add` checks a run's record, removes folders and the names of hosts and users,
+and writes docs/machines/<class>/results.json. docs/machines.md and README.md
+are made from these records.
 """
 
 from __future__ import annotations
@@ -210,18 +211,24 @@ def made() -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (1: --check found an old page, 2: an error)."""
     parser = parsers.described("twinbench machines", __doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="add, list or page")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="{add,list,page}")
     adding = commands.add_parser("add", help="put a run's record into docs/machines")
-    adding.add_argument("path", type=Path, help="a results.json, or the folder that holds one")
-    adding.add_argument("--replace", action="store_true", help="a record of this class goes")
-    adding.add_argument("--partial", action="store_true", help="a part of a run will do")
-    adding.add_argument("--headline", action="store_true", help="README's table is of it")
+    adding.add_argument("path", type=Path, help="a results.json, or its folder")
     adding.add_argument(
-        "--hide", action="append", default=[], metavar="NAME", help="take this name out, too"
+        "--replace", action="store_true", help="replace the record of this class of machine"
     )
-    commands.add_parser("list", help="the machines that are there")
-    paging = commands.add_parser("page", help="make docs/machines.md")
-    paging.add_argument("--check", action="store_true", help="exit 1 if it is another")
+    adding.add_argument("--partial", action="store_true", help="accept a run of selected rows")
+    adding.add_argument("--headline", action="store_true", help="show this record in README.md")
+    adding.add_argument(
+        "--hide",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="also remove this name; may be repeated",
+    )
+    commands.add_parser("list", help="list the machines")
+    paging = commands.add_parser("page", help="make docs/machines.md again")
+    paging.add_argument("--check", action="store_true", help="exit 1 if that page is outdated")
     given = parser.parse_args(arguments)
     try:
         return _run(given)

@@ -1,9 +1,9 @@
-"""Which technique pays in a run, what it costs, and a path of questions that ends at its rows.
+"""List what each technique gains and costs, by the problem it solves.
 
-    twinbench priorities results/latest [--write]
+    twinbench priorities results/latest
 
-Too slow, out of memory, too large to ship, does not converge: each question ends at the rows that
-were shown to help, with their figures and their price. --write makes docs/priorities.md.
+The problems are: too slow, out of memory, too large to ship, does not
+converge. Each lists the rows that were shown to help, with figures and cost.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def read_models(path: Path) -> dict[str, Any] | None:
     except ValueError:
         raise ValueError(f"{path}: not JSON, or cut off before its end") from None
     if not isinstance(record, dict) or not isinstance(record.get("cells"), dict):
-        raise ValueError(f"{path}: no record of models (no cells)")
+        raise ValueError(f"{path}: not a record of `python -m tests.zoo`: it has no cells")
     return record
 
 
@@ -126,16 +126,16 @@ def read_models(path: Path) -> dict[str, Any] | None:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (1: --check found an old page, 2: an error)."""
     parser = parsers.described("twinbench priorities", __doc__)
-    parser.add_argument("path", type=Path, help="a results.json, or the folder that holds one")
+    parser.add_argument("path", type=Path, help="a results.json, or its folder")
     kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument("--write", action="store_true", help="make docs/priorities.md")
-    kinds.add_argument("--check", action="store_true", help="exit 1 if that page is another")
+    kinds.add_argument("--write", action="store_true", help="make docs/priorities.md again")
+    kinds.add_argument("--check", action="store_true", help="exit 1 if that page is outdated")
     given = parser.parse_args(arguments)
     try:
         record = load(given.path)
         ranked = priorities(record, costs(read_models(MODELS)))
         if not ranked:
-            raise ValueError(f"{given.path}: no row ran that is no baseline")
+            raise ValueError(f"{given.path}: no technique was measured, only baselines")
         if given.check or given.write:
             place = shlex.quote(given.path.as_posix())
             return put(PAGE, page(record, ranked, place), place, check=given.check)

@@ -1,10 +1,10 @@
-"""Train the teacher of the distillation benchmarks and write its weights.
+"""Train the teacher of the distillation benchmarks, and write its weights.
 
     twinbench teacher [PATH]
 
-It is digits-resnet20 from one fixed seed, trained in PyTorch on one thread: by its task's recipe,
-then at a tenth of the learning rate. PATH is shared/teacher.npz where none is given. Prints the
-accuracy and how long it took.
+The teacher is digits-resnet20, trained in PyTorch on one thread from a fixed
+seed: by the task's recipe, then at a tenth of the learning rate. It prints the
+accuracy and the time.
 """
 
 from __future__ import annotations
@@ -52,7 +52,13 @@ def train(path: Path) -> float:
 def main(arguments: list[str] | None = None) -> int:
     """Train it, write it and say how good it is; return the exit status (2: an error)."""
     parser = described("twinbench teacher", __doc__)
-    parser.add_argument("path", type=Path, nargs="?", default=teacher.PATH)
+    parser.add_argument(
+        "path",
+        type=Path,
+        nargs="?",
+        default=teacher.PATH,
+        help="file to write (default: shared/teacher.npz)",
+    )
     given, start = parser.parse_args(arguments), time.monotonic()
     try:
         accuracy = train(given.path)

@@ -1,16 +1,18 @@
-"""What makes your own model faster or leaner: every technique that applies to it, measured.
+"""Find what makes your own model faster or smaller.
 
-    twinbench try my_model.py [--minutes N] [--framework pt|tf] [--technique A,B] [--plan]
-    twinbench try --example [my_model.py]
+    twinbench try --example         write my_model.py to start from
+    twinbench try my_model.py       measure everything that applies to it
 
-The file has a function pytorch() or tensorflow(), or both, that returns (model, loss_fn), and one
-batch(size, seed) that returns (x, y); --example writes one to start from. It is checked first: what
-is wrong with it is said in one line, and nothing is measured. The run is that of
+The file defines pytorch() or tensorflow(), or both, which return
+(model, loss_fn), and batch(size, seed), which returns (x, y). The file is
+checked first; if something is wrong, one line says what, and nothing is
+measured. The result is the advice, and code to copy that was run as printed.
+
+The run is the same as
 
     pytest bench/ --benchmark-only --model my_model.py
 
-whose record, page, `choose` and `compare` work on it as on any other. After it stand the answer and
-the code to copy, which was run as it is printed.
+so `twinbench choose`, `compare` and `report` read its results, too.
 """
 
 from __future__ import annotations
@@ -28,41 +30,41 @@ from shared.user_model import BadFile, look
 
 EXAMPLE = Path(__file__).with_name("example_model.txt")
 MINUTES = "12"
-# Options of the run that are handed on; what is not among them is handed on, too, and comes last.
+# Options of the run that are handed on. Unknown ones are handed on after them.
 OPTIONS = {
     "--framework": ("pt|tf", "only this framework"),
     "--technique": ("A,B", "only these techniques"),
     "--effort": (
         "quick|default|ordinary",
-        "one block; what is usual; int8 and fewer channels, too",
+        "quick measures once, without intervals; ordinary adds int8 and fewer channels",
     ),
-    "--blocks": ("N", "exactly N blocks, though fewer may decide"),
-    "--memory-budget": ("SIZE", "for the largest batch, such as 2GB (default: what is free)"),
-    "--results": ("DIR", "where results go (default: results)"),
-    "--resume": ("FOLDER", "go on with a run that was interrupted"),
+    "--blocks": ("N", "repeat each measurement exactly N times, in new processes"),
+    "--memory-budget": ("SIZE", "memory for the largest batch (default: 70%% of what is free)"),
+    "--results": ("DIR", "folder for results (default: results)"),
+    "--resume": ("FOLDER", "go on with an interrupted run"),
 }
 
 
 def write_example(path: Path) -> int:
     """Write the file to start from; never over another."""
     if path.exists():
-        print(f"twinbench try: {path} is there already: give another name", file=sys.stderr)
+        print(f"twinbench try: {path} exists: give another name", file=sys.stderr)
         return 2
     try:
         path.write_text(EXAMPLE.read_text("utf-8"), encoding="utf-8")
     except OSError as error:
         print(f"twinbench try: {path} can't be written ({error.strerror})", file=sys.stderr)
         return 2
-    print(
-        f"{path} is written. Put your model into it, then: twinbench try {shlex.quote(str(path))}"
-    )
+    print(f"{path} written. Put your model into it, then: twinbench try {shlex.quote(str(path))}")
     return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (2: an error)."""
     parser = parsers.described("twinbench try", __doc__)
-    parser.add_argument("file", nargs="?", default="my_model.py", metavar="my_model.py")
+    parser.add_argument(
+        "file", nargs="?", default="my_model.py", metavar="my_model.py", help="your model's file"
+    )
     parser.add_argument("--example", action="store_true", help="write a file to start from")
     parser.add_argument(
         "--minutes", default=MINUTES, metavar="N", help=f"end after N minutes (default: {MINUTES})"
@@ -96,12 +98,12 @@ def main(arguments: list[str] | None = None) -> int:
         command += [name, value] if value is not None else []
     command += ["--why"] * (given.effort != "quick") + ["--plan"] * given.plan + others
     status = _wait_for(subprocess.Popen(command))
-    # Rows that failed stand in the answer with their reason: pytest's 1 is no error of the run.
+    # The answer lists rows that failed with their reason, so pytest's 1 is no error of the run.
     return 0 if status == 1 else 2 if status else 0
 
 
 def _wait_for(run: subprocess.Popen) -> int:
-    """How it ended. Ctrl-C is the run's, which ends with what it has and says how to go on."""
+    """Its exit status. Ctrl-C is left to the run, which keeps what it has measured."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         return run.wait()

@@ -380,19 +380,21 @@ def main(arguments: list[str] | None = None) -> int:
     """Convert a folder; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="twinbench shards",
-        description="Write a folder of images, a sub-folder for each class, as shards.",
+        description="Convert a folder of images, with a sub-folder per class, to shards.",
     )
-    parser.add_argument("folder", metavar="FOLDER")
+    parser.add_argument("folder", metavar="FOLDER", help="the images")
     parser.add_argument("target", metavar="TARGET", help="a new folder, or one to go on with")
-    parser.add_argument("--format", required=True, choices=tuple(SUFFIXES), dest="form")
-    parser.add_argument("--samples", type=int, default=256, help="images a shard (256)")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of images (0)")
-    parser.add_argument("--workers", type=int, default=0, help="processes (0: one a core)")
+    parser.add_argument(
+        "--format", required=True, choices=tuple(SUFFIXES), dest="form", help="of the shards"
+    )
+    parser.add_argument("--samples", type=int, default=256, help="images per shard (default: 256)")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of images (default: 0)")
+    parser.add_argument("--workers", type=int, default=0, help="processes (default: one per core)")
     parser.add_argument(
         "--on-error",
         choices=("raise", "skip"),
         default="raise",
-        help="end at an image that can't be stored, or leave it out (raise)",
+        help="end at an image that can't be stored, or leave it out (default: raise)",
     )
     given = vars(parser.parse_args(arguments))
     done = (0, 0, 0)

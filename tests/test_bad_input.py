@@ -11,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import itertools
 import json
 import os
 import pickle
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -238,7 +240,19 @@ def payload() -> bytes:
 def test_no_command_shows_them_all(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["twinbench"])
     assert twinbench.main() == 2
-    assert "\n  choose      what to use for one aim" in capsys.readouterr().err
+    assert "\n  choose      choose a framework and a technique" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", twinbench.COMMANDS)
+def test_help_explains_each_option_within_80_columns(capsys, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit, match="0"):
+        twinbench.main([name, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    for line, below in itertools.pairwise([*lines, ""]):
+        alone = re.fullmatch(r"  --[\w-]+( \S+)?", line)
+        assert not alone or below.startswith(" " * 8), f"{line} has no explanation"
 
 
 def test_an_interrupted_command_is_one_line(capsys, monkeypatch):

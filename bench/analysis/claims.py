@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +24,7 @@ from bench.analysis.machine_class import same_class, words
 from bench.analysis.ranking import is_large
 from bench.analysis.table import NOT_MEASURED, ONCE, Figure, Table
 from bench.record import Case, Environment, Number, Record, in_words
+from shared.choices import unknown
 
 LEDGER = Path(__file__).parents[1] / "claims.json"
 HOLDS, FAILS = "holds here", "does not hold here"
@@ -48,7 +48,6 @@ READINGS = ("ratio", "gain", "difference", "value")
 ROWS = ("all", "any")
 KINDS = ("paper", "documentation", "blog", "forum", "unnamed")
 AMX = "amx_bf16"  # as the environment's instruction sets name it
-LISTED = 40  # names at most, of those that a message lists
 NEEDS = {"cuda": "needs a GPU", "amx": "needs a CPU with AMX"}
 
 Text = Annotated[str, Meta(min_length=1)]
@@ -175,13 +174,8 @@ def read_ledger(text: bytes) -> list[Claim]:
 
 
 def _among(value: Any, known: Any, what: str) -> None:
-    if value in known:
-        return
-    names = list(filter(None, known))
-    if len(names) <= LISTED:
-        raise ValueError(f"{what}: {value!r} is none of {', '.join(names)}")
-    nearest = ", ".join(get_close_matches(str(value), names, cutoff=0))
-    raise ValueError(f"{what}: {value!r} is none of {len(names)} names; nearest: {nearest}")
+    if value not in known:
+        raise ValueError(f"{what}: {unknown(value, filter(None, known))}")
 
 
 # Verdicts ----------------------------------------------------------------------------------------

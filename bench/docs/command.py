@@ -1,4 +1,4 @@
-"""Make the pages of docs/techniques from the code: `twinbench docs`."""
+"""Make the pages of docs/techniques again from the technique files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.docs import FOLDER, differing, write
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (1: --check found a page out of date)."""
     parser = argparse.ArgumentParser(prog="twinbench docs", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing, exit 1 if one is old")
+    parser.add_argument("--check", action="store_true", help="only exit 1 if a page is outdated")
     if parser.parse_args(arguments).check:
         old = differing(FOLDER)
         if old:

@@ -1,11 +1,12 @@
-"""What is wrong with a set-up: threads, instructions, modes, shapes, the loader of a file.
+"""Find mistakes in a setup, in half a minute.
 
-    twinbench doctor [my_model.py] [--framework pt|tf] [--record PATH] [--json]
+    twinbench doctor                looks at this machine
+    twinbench doctor my_model.py    and at the model, its step and its batches
 
-Half a minute at most. The file is one for `twinbench try` or for `twinbench diagnose`; without one
-only the machine is looked at. Each framework is asked in its own process, as your programs
-start it. A finding is said with what was measured, with what to do, and with what a record shows
-that it gains where it is a technique here. Nothing is said where nothing is wrong.
+It checks threads, CPU instructions, modes, shapes and the input pipeline. The
+file is one for `twinbench try` or `twinbench diagnose`. Each framework runs in
+a new process, as your programs start it. A finding says what was measured,
+what to do about it, and what a record shows that this gains.
 """
 
 from __future__ import annotations
@@ -39,12 +40,10 @@ BY_DEFAULT = {
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (2: an error)."""
     parser = parsers.described("twinbench doctor", __doc__)
-    parser.add_argument("file", nargs="?", type=Path, metavar="my_model.py")
-    parser.add_argument("--framework", choices=FRAMEWORKS)
-    parser.add_argument(
-        "--record", type=Path, action="append", help="a results.json or its folder; several: again"
-    )
-    parser.add_argument("--json", action="store_true", help="for other programs")
+    parser.add_argument("file", nargs="?", type=Path, metavar="my_model.py", help="a model's file")
+    parser.add_argument("--framework", choices=FRAMEWORKS, help="only this framework")
+    parsers.add_record(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args(arguments)
     watch, clock = machine.Watch(), asking.Clock(LIMIT_S)
     try:

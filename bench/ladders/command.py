@@ -1,13 +1,13 @@
-"""Climb a whole training rung by rung, in both frameworks: `twinbench ladder NAME`.
+"""Run a whole training several times, adding one technique at a time.
 
-    twinbench ladder image_classification [--minutes N] [--blocks N] [--framework pt|tf]
+    twinbench ladder image_classification
     twinbench ladder --resume results/ladders/latest
-    twinbench ladder --show results/ladders/latest [--write]
+    twinbench ladder --show results/ladders/latest
 
-Each rung adds one technique to the program below it, and is left out of what follows where it hurts
-by a rule that is fixed beforehand (`bench/ladders/rule.py`). --minutes and Ctrl-C end a climb with
-what is measured then; --resume goes on with it. Everything measured is in ladder.json, the tables
-in ladder.md and the picture in ladder.svg beside it.
+Each step adds one technique to the program before it. If the technique hurts,
+by a rule set in advance (bench/ladders/rule.py), it is reported and not kept.
+--minutes or Ctrl-C ends the run and keeps what is measured; --resume goes on.
+The results are in ladder.json, ladder.md (tables) and ladder.svg (chart).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from bench.ladders.record import Climbed, load
 from bench.report import parsers
 from bench.report.replace import write_atomically
 from bench.report.svg import standalone
+from shared.choices import unknown
 
 LADDERS = {
     "image_classification": "bench.ladders.image_classification:LADDER",
@@ -45,7 +46,7 @@ BLOCKS = 3  # pairs of runs a rung
 def find(name: str) -> Ladder:
     """The ladder called `name`; ValueError where there is none."""
     if name not in LADDERS:
-        raise ValueError(f"there is no ladder {name!r}; choose of {', '.join(LADDERS)}")
+        raise ValueError(f"ladder {unknown(name, LADDERS)}")
     module, _, ladder = LADDERS[name].partition(":")
     return getattr(import_module(module), ladder)
 
@@ -71,30 +72,43 @@ def options() -> argparse.ArgumentParser:
     parser = parsers.described("twinbench ladder", __doc__)
     parser.add_argument("name", nargs="?", metavar="NAME", help=", ".join(LADDERS))
     parser.add_argument("--minutes", type=float, metavar="N", help="end after N minutes")
-    parser.add_argument("--blocks", type=int, metavar="N", help=f"pairs a rung (usual: {BLOCKS})")
-    parser.add_argument("--framework", choices=FRAMEWORKS, help="only this one")
-    parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")
-    parser.add_argument("--resume", type=Path, metavar="FOLDER", help="take up a climb")
-    parser.add_argument("--show", type=Path, metavar="FOLDER", help="print a climb's tables again")
-    parser.add_argument("--write", action="store_true", help="with --show: write them again, too")
+    parser.add_argument(
+        "--blocks",
+        type=int,
+        metavar="N",
+        help=f"train with and without each technique N times (default: {BLOCKS})",
+    )
+    parser.add_argument("--framework", choices=FRAMEWORKS, help="only this framework")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=Path("results"),
+        metavar="DIR",
+        help="folder for results (default: results)",
+    )
+    parser.add_argument(
+        "--resume", type=Path, metavar="FOLDER", help="go on with an interrupted run"
+    )
+    parser.add_argument("--show", type=Path, metavar="FOLDER", help="print a run's tables")
+    parser.add_argument("--write", action="store_true", help="with --show: also write them again")
     for name, framework in FRAMEWORKS.items():
         parser.add_argument(
-            f"--{name}-python", metavar="PATH", help=f"the interpreter that has {framework.title}"
+            f"--{name}-python", metavar="PATH", help=f"a Python that has {framework.title}"
         )
     return parser
 
 
 def _climb(given: argparse.Namespace) -> int:
     if given.minutes is not None and not given.minutes > 0:  # nor is "nan"
-        raise ValueError(f"--minutes: {given.minutes:g} is not above 0")
+        raise ValueError(f"--minutes: give more than 0, not {given.minutes:g}")
     interpreters = {}
     for name in FRAMEWORKS:
         if path := getattr(given, f"{name}_python"):
             interpreters[name] = find_interpreter(path)
             if interpreters[name] is None:
-                raise ValueError(f"--{name}-python: {path} is no Python interpreter")
+                raise ValueError(f"--{name}-python: {path} is not a Python interpreter")
     if given.write:
-        raise ValueError("--write makes the tables of a climb that is there: give --show FOLDER")
+        raise ValueError("--write needs --show FOLDER")
     ladder, record, folder = _begun(given) if given.resume else _new(given)
     beside = folder.resolve().parents[1] / "data"  # with which a climb that goes on began
 
@@ -110,9 +124,9 @@ def _climb(given: argparse.Namespace) -> int:
         minutes=given.minutes,
         interpreters=interpreters,
     )
-    say(f"{ladder.title}: about {clock(climb.left_s())} if every rung is kept · {folder}")
+    say(f"{ladder.title}: about {clock(climb.left_s())} if every technique is kept · {folder}")
     status = 0
-    # Whoever ends the command ends it as Ctrl-C does, with its processes.
+    # SIGTERM ends it as Ctrl-C does, with its processes.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if not climb.measure():
@@ -129,11 +143,11 @@ def _climb(given: argparse.Namespace) -> int:
 
 def _new(given: argparse.Namespace) -> tuple[Ladder, Climbed, Path]:
     if not given.name:
-        raise ValueError(f"which ladder? choose of {', '.join(LADDERS)}")
+        raise ValueError(f"give the name of a ladder: {', '.join(LADDERS)}")
     ladder = find(given.name)
     blocks = BLOCKS if given.blocks is None else given.blocks
     if blocks < 1:
-        raise ValueError(f"--blocks: {blocks} is not a number of pairs; give 1 or more")
+        raise ValueError(f"--blocks: give 1 or more, not {blocks}")
     frameworks = [given.framework] if given.framework else [*FRAMEWORKS]
     record = climbing.new_record(
         ladder, frameworks=frameworks, blocks=blocks, command=this_command()
@@ -149,7 +163,7 @@ def _begun(given: argparse.Namespace) -> tuple[Ladder, Climbed, Path]:
         ("--framework", given.framework),
     ):
         if value is not None:
-            raise ValueError(f"a climb goes on as it was begun: leave {option} out")
+            raise ValueError(f"--resume goes on as the run began: leave out {option}")
     record.resumed.append(datetime.now(UTC).isoformat(timespec="seconds"))
     folder = given.resume if given.resume.is_dir() else given.resume.parent
     ladder = climbing.at_task(find(record.ladder), record.task)

@@ -1,19 +1,10 @@
-"""Several hosts on this machine, and what their all-reduces say of many more.
+"""Simulate several hosts on this machine, and project the times of many more.
 
-    twinbench network hosts [--hosts 2] [--latency 5ms] [--bandwidth 100mbit] [--seconds 600]
-                            COMMAND
+    twinbench network hosts --hosts 2 --latency 5ms --bandwidth 100mbit COMMAND
     twinbench network sweeps --framework pt RECORD
-    twinbench network projection RECORD [RECORD] [--bandwidth 10gbit] [--latency 50us] [...]
+    twinbench network projection RECORD --bandwidth 10gbit --latency 50us
 
-`hosts` runs the shell's COMMAND on every host at the same time, with what a cluster manager would
-set: `RANK` (the host's number), `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `GLOO_SOCKET_IFNAME`
-and `TF_CONFIG`. Each line of output begins with its host. The exit status is the first that is not
-0. All hosts are gone when it ends, is interrupted or killed, and at the latest after --seconds.
-
-`sweeps` takes some two minutes and times all-reduces between 2, 4 and 8 hosts. It goes on with a
-RECORD that was cut short. `projection` fits a model to those of 2 and 4 hosts, says how far it is
-off at 8, and projects the step of a job, which the options describe, for 8 to 1,024 replicas. With
---page it puts the tables between the markers of a page. --check only says whether they are there.
+It needs Linux with network namespaces. docs/many_machines.md has the results.
 """
 
 from __future__ import annotations
@@ -35,16 +26,26 @@ from bench.report.replace import write_atomically
 from bench.report.tables import parts_as_markdown, parts_as_text
 
 BEGIN, END = "<!-- projection:begin -->", "<!-- projection:end -->"
+WHAT = {
+    "hosts": "Run COMMAND in a shell on every host at once, with the variables of a cluster "
+    "manager: RANK (of the host), WORLD_SIZE, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME and "
+    "TF_CONFIG. Each line of output begins with its host. The exit status is the first that is "
+    "not 0.",
+    "sweeps": "Time all-reduces between 2, 4 and 8 hosts, which takes two minutes. A RECORD that "
+    "was cut short is completed.",
+    "projection": "Fit a model to 2 and 4 hosts, check it on 8, and project the step of a job to "
+    "8 to 1,024 replicas. The options describe the job.",
+}
 # field of a job -> how it is read, what it is
 KINDS = {
-    "compute": (quantities.seconds, "of one batch on one device, such as 100ms"),
-    "size": (quantities.size, "of all gradients, such as 100MB"),
+    "compute": (quantities.seconds, "time of one batch on one device, such as 100ms"),
+    "size": (quantities.size, "size of all gradients, such as 100MB"),
     "latency": (quantities.seconds, "of a link, one way, such as 50us"),
     "bandwidth": (quantities.bits, "of a link, such as 10gbit"),
-    "layers": (int, "parts of the model that are sharded, or between which it may be cut"),
-    "every": (int, "steps from one synchronisation to the next"),
-    "micro_batches": (int, "of one batch, in a pipeline"),
-    "activations": (quantities.size, "that a batch carries over a cut, such as 10MB"),
+    "layers": (int, "layers that can be sharded or put on different devices"),
+    "every": (int, "steps between synchronisations"),
+    "micro_batches": (int, "micro-batches per batch, in a pipeline"),
+    "activations": (quantities.size, "sent per batch between two devices, such as 10MB"),
 }
 
 
@@ -64,27 +65,29 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = parsers.described("twinbench network", __doc__)
-    choice = parser.add_subparsers(dest="command", required=True)
-    run = choice.add_parser("hosts", help="run a command on several hosts made on this machine")
+    choice = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run, live, shown = (
+        choice.add_parser(name, help=what, description=what) for name, what in WHAT.items()
+    )
     run.set_defaults(run=_hosts)
-    run.add_argument("--hosts", type=int, default=2, help="how many (default 2)")
-    one_way = "one way, such as 5ms or 50us"
-    run.add_argument("--latency", type=quantities.seconds, default=0.0, help=one_way)
-    run.add_argument("--bandwidth", type=quantities.bits, help="of each, such as 100mbit or 1gbit")
-    run.add_argument("--seconds", type=float, default=600.0, help="at most (default 600)")
-    run.add_argument("line", metavar="COMMAND", help="for the shell, run on every host")
-    live = choice.add_parser("sweeps", help="time all-reduces between hosts")
     live.set_defaults(run=_sweeps)
-    live.add_argument("--framework", choices=TITLES, required=True)
-    live.add_argument("record", type=Path, help="the file to write")
-    shown = choice.add_parser("projection", help="step times of up to 1,024 replicas")
     shown.set_defaults(run=_projection)
-    shown.add_argument("records", type=Path, nargs="+", help="files of `sweeps`")
-    shown.add_argument("--page", type=Path, help="put the tables into this page")
-    shown.add_argument("--check", action="store_true", help="with --page: exit 1 if they differ")
+    run.add_argument("--hosts", type=int, default=2, help="number of hosts (default: 2)")
+    one_way = "of each link, one way, such as 5ms or 50us"
+    run.add_argument("--latency", type=quantities.seconds, default=0.0, help=one_way)
+    run.add_argument("--bandwidth", type=quantities.bits, help="of each link, such as 100mbit")
+    run.add_argument("--seconds", type=float, default=600.0, help="time limit (default: 600)")
+    run.add_argument("line", metavar="COMMAND", help="shell command to run on every host")
+    live.add_argument("--framework", choices=TITLES, required=True)
+    live.add_argument("record", type=Path, help="file to write, or to go on with")
+    shown.add_argument("records", type=Path, nargs="+", metavar="record", help="file of `sweeps`")
+    shown.add_argument("--page", type=Path, help="put the tables between this page's markers")
+    shown.add_argument(
+        "--check", action="store_true", help="with --page: only exit 1 if the page is outdated"
+    )
     for name, (kind, meaning) in KINDS.items():
         option, usual = f"--{name.replace('_', '-')}", getattr(JOB, name)
-        shown.add_argument(option, type=kind, default=usual, help=meaning)
+        shown.add_argument(option, type=kind, default=usual, metavar="X", help=meaning)
     return parser
 
 
@@ -107,7 +110,7 @@ def _projection(given: argparse.Namespace) -> int:
     job = Job(**{field.name: getattr(given, field.name) for field in fields(Job)})
     wrong = [name for name, value in asdict(job).items() if value <= 0 and name != "latency"]
     if wrong:
-        raise ValueError(f"--{wrong[0].replace('_', '-')} must be above 0")
+        raise ValueError(f"--{wrong[0].replace('_', '-')}: give more than 0")
     parts = content([sweeps.load(path) for path in given.records], job)
     if given.page is None:
         print(parts_as_text(parts, int(os.environ.get("COLUMNS", "100"))), end="")
@@ -118,7 +121,7 @@ def _projection(given: argparse.Namespace) -> int:
     except ValueError as error:
         raise ValueError(f"{given.page}: {error}") from None
     if given.check and old != new:
-        print(f"{given.page}: its tables are not what the records give", file=sys.stderr)
+        print(f"{given.page} is outdated: make it again without --check", file=sys.stderr)
         return 1
     if not given.check:
         write_atomically({given.page: new})

@@ -1,16 +1,17 @@
-"""Where a model and its port to the other framework differ first, and why.
+"""Find where a model and its port to the other framework first differ, and why.
 
-    twinbench port my_model.py [--speed] [--json] [--write-weights FILE]
+    twinbench port my_model.py
 
-The file is that of `twinbench try`: pytorch() and tensorflow() return (model, loss_fn) or
-(model, loss_fn, optimizer), batch(size, seed) returns (x, y), and copy_weights(pytorch_model,
-tensorflow_model) gives the second the weights of the first. Without copy_weights they are matched
-by name, order and shape, and copy_weights.py is written beside the file, as code to keep.
+The file is one for `twinbench try`. pytorch() and tensorflow() return
+(model, loss_fn) or (model, loss_fn, optimizer), batch(size, seed) returns
+(x, y), and copy_weights(pytorch_model, tensorflow_model) copies the weights.
+Without copy_weights, weights are matched by name, order and shape, and
+copy_weights.py is written beside the file for you to keep.
 
-Batch, weights, outputs in evaluation and training mode, dropout, running statistics, the loss,
-gradients, updates and ten steps of training are compared in this order. With --speed models that
-train the same are timed, too, by `twinbench why`, which takes minutes. The exit status is 0 where
-nothing differs, 1 where something does, 2 for an error.
+These are compared, in this order: batch, weights, outputs in evaluation and in
+training mode, dropout, running statistics, loss, gradients, updates, and ten
+steps of training. The exit status is 0 if nothing differs, 1 if something
+does, 2 after an error.
 """
 
 from __future__ import annotations
@@ -37,11 +38,13 @@ SLOW_S = 2.0  # after which people are told what is done
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (1: the models differ, 2: an error)."""
     parser = parsers.described("twinbench port", __doc__)
-    parser.add_argument("file", metavar="my_model.py")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.add_argument("--speed", action="store_true", help="time both, if they train the same")
+    parser.add_argument("file", metavar="my_model.py", help="a file with both models")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
-        "--write-weights", metavar="FILE", help="write the match as code there (never over a file)"
+        "--speed", action="store_true", help="if nothing differs, explain the time (some minutes)"
+    )
+    parser.add_argument(
+        "--write-weights", metavar="FILE", help="write copy_weights to this new file"
     )
     given = parser.parse_args(arguments)
     try:
@@ -61,10 +64,10 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n".join(lines(report, file.path.name)))
     if target and report.code:
         target.write_text(report.code, encoding="utf-8")
-        print(f"\n{target} is written: keep it, and import copy_weights from it.", file=sys.stderr)
+        print(f"\n{target} written: keep it, and import copy_weights from it.", file=sys.stderr)
     elif report.copied and not given.write_weights:
         there = file.path.with_name("copy_weights.py").name
-        print(f"\n{there} is there already and was left as it is.", file=sys.stderr)
+        print(f"\n{there} exists and was not changed.", file=sys.stderr)
     return 1 if report.findings else 0
 
 
@@ -72,7 +75,7 @@ def _target(asked: str | None, file: Path, has_copy: bool) -> Path | None:
     """Where the match is written: where it was asked for, or beside a file that has none."""
     if asked:
         if Path(asked).exists():
-            raise BadFile(f"{asked} is there already: give another name")
+            raise BadFile(f"{asked} exists: give another name")
         return Path(asked)
     beside = file.with_name("copy_weights.py")
     return None if has_copy or beside.exists() else beside
@@ -83,7 +86,7 @@ def _speed(path: str) -> str:
     command = [sys.executable, "-m", "bench", "why", path, "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        raise ValueError("the models were compared, but could not be timed: see above")
+        raise ValueError("the models agree, but could not be timed: see above")
     answer = json.loads(done.stdout)
     times = (f"{side['name']} {median(side['rounds']) * 1e3:.3g} ms" for side in
              (answer["a"], answer["b"]))  # fmt: skip

@@ -1,12 +1,13 @@
-"""Make reports again from a record, or one answer of several runs.
+"""Print a run's tables, make its reports again, or pool several runs.
 
-    twinbench report PATH [--format F] [--derive]
-    twinbench report A B C ... [--write FOLDER]
-    twinbench report PATH ... --readme README.md [--check]
+    twinbench report PATH --format terminal
+    twinbench report A B C --write FOLDER
+    twinbench report docs --readme README.md
 
-Runs on machines of one class are pooled: their intervals then have what runs scatter by. It is
-printed, and with --write kept in a folder that choose, compare and all others read. Runs on several
-classes are not pooled: their answers stand side by side, a column a class.
+Runs on machines of one class are pooled: their intervals then include the
+scatter between runs. The pooled answer is printed. --write keeps it in a
+folder that the other commands read like a run. Runs on several classes are not
+pooled; they get one column per class.
 """
 
 from __future__ import annotations
@@ -34,33 +35,31 @@ def main(arguments: list[str] | None = None) -> int:
         type=Path,
         nargs="+",
         metavar="path",
-        help="a results.json, or the folder that holds one; several are pooled",
+        help="a results.json, or its folder; several are pooled",
     )
     parser.add_argument(
         "--format",
         choices=("all", *FORMATS, "terminal"),
         default="all",
-        help=f"all (the default) writes {', '.join(FORMATS.values())} beside the record, "
-        "terminal prints",
+        help=f"terminal: print; default: write {', '.join(FORMATS.values())} beside the record",
     )
     parser.add_argument(
         "--derive",
         action="store_true",
-        help="first make every figure of the record again from what was measured: after a change "
-        "of the analysis",
+        help="first analyse the record's measurements again, after a change of the analysis",
     )
     parser.add_argument(
-        "--write", type=Path, metavar="FOLDER", help="keep the pooled record there, with reports"
+        "--write", type=Path, metavar="FOLDER", help="write the pooled record and reports there"
     )
-    parser.add_argument("--readme", type=Path, help="put chart, conclusions and tables there")
+    parser.add_argument("--readme", type=Path, help="put chart, conclusions and tables into README")
     parser.add_argument(
-        "--check", action="store_true", help="with --readme: change nothing, exit 1 if it differs"
+        "--check", action="store_true", help="with --readme: only exit 1 if README is outdated"
     )
     chosen = parser.parse_args(arguments)
     if chosen.check and not chosen.readme:
         parser.error("--check needs --readme")
     if chosen.write and (len(chosen.paths) < 2 or chosen.readme):
-        parser.error("--write is of several runs, without --readme")
+        parser.error("--write pools runs: give two or more, without --readme")
     try:
         return _make(chosen)
     except ValueError as error:

@@ -1,27 +1,10 @@
-"""Does the harness tell the truth? Each sub-command attacks it where the answer is known.
+"""Test the benchmark itself, with cases whose answer is known.
 
-    twinbench validate measure [--framework pt,tf,tf_keras] [--workloads small,text] [--pairs 20]
-                               [--minutes N] [--resume FOLDER]
-    twinbench validate simulate results/latest/validation.json | docs
-    twinbench validate replay docs A B ...
-    twinbench validate reproduce A B C ... [--changed KIND:B:COMMIT] [--publish | --check]
-    twinbench validate disturbances [--kinds cores,disk] [--minutes N]
-    twinbench validate leaks [--framework pt,tf] [--processes 10]
-    twinbench validate overhead [--framework pt,tf] [--only gradient_clipping] [--processes 8]
-    twinbench validate mutations [--only WORDS | --drawn N [--of bench/report]] [--minutes N]
+    twinbench validate measure --minutes 30
+    twinbench validate simulate docs
+    twinbench validate reproduce A B C
 
-`measure` plays pairs of equal work, and contenders that work longer by 2%, 5%, 10% or half. It
-saves after each block of a match and ends with --minutes or Ctrl-C. --resume goes on where it
-stood. `simulate` resamples the noise of that, or of a record: how often an interval covers the
-truth, a verdict is wrong, a difference or a loss of accuracy is found. `replay` judges the
-comparisons of records as if their runs had been shorter: how often two records agree within their
-intervals, and by what blocks scatter with fewer rounds. `reproduce` asks
-whether runs of one class of machine agree: records, or revisions of docs/results.json; --changed
-names a figure that is measured in another way from a run on. `disturbances`
-plays pairs beside neighbours that disturb them: no verdict may be wrong. `leaks` keeps memory in
-steps and asks whether the watch calls that a leak. `overhead` times rows that have nothing to do
-against the plain step, and that against hand-written code, both in one process. `mutations` plants
-faults in a copy of the checkout, one after the other, and runs the tests that have to notice.
+docs/validation.md has the results.
 """
 
 from __future__ import annotations
@@ -49,6 +32,7 @@ from bench.validation import (
     reproducibility,
     simulate,
 )
+from shared.choices import unknown
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -65,26 +49,42 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = parsers.described("twinbench validate", __doc__)
-    choice = parser.add_subparsers(dest="command", required=True)
+    choice = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def command(run: Callable, help: str, *options: str) -> argparse.ArgumentParser:
-        added = choice.add_parser(run.__name__.strip("_"), help=help)
+    def command(run: Callable, what: str, *options: str) -> argparse.ArgumentParser:
+        added = choice.add_parser(run.__name__.strip("_"), help=what, description=what)
         added.set_defaults(run=run)
         for option in options:
             _add_common(added, option)
         return added
 
-    live = command(_measure, "play live pairs", "results", "minutes")
-    live.add_argument("--framework", default="pt,tf", help=f"of {', '.join(controls.SIDES)}")
-    live.add_argument("--workloads", default=",".join(controls.WORKLOADS), help="of these, in turn")
-    live.add_argument("--pairs", type=int, default=20, help="of equal work, in each framework")
+    live = command(
+        _measure,
+        "Time pairs of equal work, and pairs whose second does up to half more.",
+        "results",
+        "minutes",
+    )
+    live.add_argument("--framework", default="pt,tf", help=f"any of {','.join(controls.SIDES)}")
+    live.add_argument(
+        "--workloads",
+        default=",".join(controls.WORKLOADS),
+        metavar="A,B",
+        help=f"default: {','.join(controls.WORKLOADS)}",
+    )
+    live.add_argument("--pairs", type=int, default=20, help="pairs per framework (default: 20)")
     live.add_argument("--resume", type=Path, metavar="FOLDER", help="go on where it ended")
-    again = command(_simulate, "resample the noise of what was measured")
+    again = command(
+        _simulate,
+        "Resample the noise of `measure` or of a record: how often an interval misses the truth, "
+        "or a verdict is wrong.",
+    )
     again.add_argument("path", type=Path, help="a validation.json, or a record or its folder")
-    again.add_argument("--publish", action="store_true", help="make docs/attacked.md, of docs")
-    past = command(_replay, "judge records as if their runs had been shorter")
+    again.add_argument(
+        "--publish", action="store_true", help="make docs/attacked.md again (only of docs)"
+    )
+    past = command(_replay, "Analyse records as if their runs had been shorter.")
     past.add_argument("path", type=Path, nargs="+", help="a record, or its folder")
-    agree = command(_reproduce, "do runs of one class of machine agree?")
+    agree = command(_reproduce, "Compare runs on one class of machine.")
     agree.add_argument(
         "runs", metavar="run", nargs="+", help="a record, its folder, or a revision of docs"
     )
@@ -93,46 +93,67 @@ def _parser() -> argparse.ArgumentParser:
         metavar="KIND:RUN:COMMIT",
         action="append",
         default=[],
-        help="measured in another way from this run on, by this commit; "
+        help="the commit changed how this kind is measured, from this run on; "
         f"kinds: {', '.join(reproduce.KINDS)}",
     )
     kept = agree.add_mutually_exclusive_group()
-    kept.add_argument("--publish", action="store_true", help="make docs/reproducibility.md of it")
-    kept.add_argument("--check", action="store_true", help="exit 1 if that page is another")
+    kept.add_argument("--publish", action="store_true", help="make docs/reproducibility.md again")
+    kept.add_argument("--check", action="store_true", help="exit 1 if that page is outdated")
     bad = command(
-        _disturbances, "play pairs while they are disturbed", "framework", "results", "minutes"
+        _disturbances,
+        "Time pairs while other programs disturb them: no verdict may be wrong.",
+        "framework",
+        "results",
+        "minutes",
     )
-    bad.add_argument("--kinds", metavar="A,B", help=f"of {', '.join(disturbances.kinds())}")
-    bad.add_argument("--runs", type=int, default=1, help="of each kind and framework")
-    grown = command(_leaks, "how small a leak is found", "framework", "results")
-    grown.add_argument("--processes", type=int, default=10, help="of each framework")
+    bad.add_argument("--kinds", metavar="A,B", help=f"any of {', '.join(disturbances.kinds())}")
+    bad.add_argument("--runs", type=int, default=1, help="runs per kind and framework (default: 1)")
+    grown = command(
+        _leaks, "Leak memory in steps, and see how small a leak is noticed.", "framework", "results"
+    )
+    grown.add_argument("--processes", type=int, default=10, help="per framework (default: 10)")
     costs = command(
-        _overhead, "what the suite's code costs where it does nothing", "framework", "results"
+        _overhead,
+        "Time rows that do nothing against the plain step, and that against hand-written code.",
+        "framework",
+        "results",
     )
-    costs.add_argument("--only", default="", metavar="TECHNIQUE", help="one technique's")
-    costs.add_argument("--processes", type=int, default=8, help="of each framework")
-    costs.add_argument("--publish", action="store_true", help="make docs/overhead.md of it")
-    planted = command(_mutations, "plant faults: do the tests notice?", "minutes")
-    planted.add_argument("--only", default="", metavar="WORDS", help="faults whose name has these")
-    planted.add_argument("--drawn", type=int, metavar="N", help="draw N others in their place")
-    planted.add_argument("--of", default="bench/analysis", help="from the files of this folder")
-    planted.add_argument("--seed", type=int, default=0, help="which are drawn")
+    costs.add_argument("--only", default="", metavar="TECHNIQUE", help="only this technique")
+    costs.add_argument("--processes", type=int, default=8, help="per framework (default: 8)")
+    costs.add_argument("--publish", action="store_true", help="make docs/overhead.md again")
+    planted = command(
+        _mutations, "Plant faults in a copy of the checkout: tests must fail.", "minutes"
+    )
+    planted.add_argument(
+        "--only", default="", metavar="WORDS", help="faults with WORDS in the name"
+    )
+    planted.add_argument("--drawn", type=int, metavar="N", help="plant N random faults instead")
+    planted.add_argument(
+        "--of", default="bench/analysis", help="folder for --drawn (default: bench/analysis)"
+    )
+    planted.add_argument("--seed", type=int, default=0, help="seed for --drawn (default: 0)")
     for kept in (bad, grown, planted):
-        kept.add_argument("--publish", action="store_true", help="make docs/attacked.md of it")
+        kept.add_argument("--publish", action="store_true", help="make docs/attacked.md again")
     return parser
 
 
 def _add_common(parser: argparse.ArgumentParser, option: str) -> None:
     """An option that several commands have."""
     if option == "framework":
-        parser.add_argument("--framework", default="pt,tf", help="pt, tf or both")
+        parser.add_argument("--framework", default="pt,tf", help="pt, tf or pt,tf (default)")
     elif option == "results":
-        parser.add_argument("--results", type=Path, default=Path("results"))
+        parser.add_argument(
+            "--results",
+            type=Path,
+            default=Path("results"),
+            metavar="DIR",
+            help="folder for results (default: results)",
+        )
     else:
         parser.add_argument("--minutes", type=float, metavar="N", help="end after N minutes")
 
 
-# What options say: each raises ValueError in one line ---------------------------------------------
+# Checks of options: they raise ValueError ---------------------------------------------------------
 
 
 def _names(given: str, what: str, known: Iterable[str]) -> list[str]:
@@ -140,25 +161,25 @@ def _names(given: str, what: str, known: Iterable[str]) -> list[str]:
     names = given.split(",")
     for name in names:
         if name not in known:
-            raise ValueError(f"there is no {what} {name!r}; choose from {', '.join(known)}")
+            raise ValueError(f"{what} {unknown(name, known)}")
     return names
 
 
 def _frameworks(given: argparse.Namespace, *, all_to_publish: bool = True) -> list[str]:
     names = _names(given.framework, "framework", FRAMEWORKS)
     if all_to_publish and given.publish and set(names) != set(FRAMEWORKS):
-        raise ValueError("--publish is of both frameworks: leave --framework")
+        raise ValueError("--publish needs both frameworks: leave out --framework")
     return names
 
 
 def _check_count(option: str, value: int | None, least: int = 1) -> None:
     if value is not None and value < least:
-        raise ValueError(f"--{option} takes {least} or more")
+        raise ValueError(f"--{option}: give {least} or more, not {value}")
 
 
 def _check_minutes(minutes: float | None) -> None:
     if minutes is not None and not 0 < minutes < float("inf"):
-        raise ValueError("--minutes takes a time above 0")
+        raise ValueError(f"--minutes: give more than 0, not {minutes:g}")
 
 
 # The commands -------------------------------------------------------------------------------------
@@ -180,7 +201,7 @@ def _measure(given: argparse.Namespace) -> int:
         measurement = controls.new_measurement(sides, workloads, given.pairs)
         folder = new_folder(results)
     path = folder / "validation.json"
-    replace_file(path, json.dumps(measurement, indent=1))  # that there is something to go on with
+    replace_file(path, json.dumps(measurement, indent=1))  # so that --resume has a file
     try:
         whole = controls.measure(path, measurement, results, given.minutes)
     except KeyboardInterrupt:
@@ -204,12 +225,12 @@ def _simulate(given: argparse.Namespace) -> int:
             noise = controls.noise_of(content)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{given.path} is no record, nor a validation.json of `measure`: {error}"
+            f"{given.path} is neither a record nor a validation.json of `measure`: {error}"
         ) from None
     if not noise or not all(len(values) > 1 for values in noise.values()):
-        raise ValueError(f"{given.path} holds too few blocks")
+        raise ValueError(f"{given.path} has too few blocks: 2 of each comparison are needed")
     if given.publish and file.resolve() != attacked.PUBLISHED.resolve():
-        raise ValueError("--publish is of the published record: `twinbench validate simulate docs`")
+        raise ValueError("--publish needs the published record: give docs")
     times = {name: simulate.simulate(values, SEED) for name, values in noise.items()}
     for name, outcomes in times.items():
         print(f"{name}: {simulate.summary(noise[name], outcomes)}")
@@ -230,7 +251,7 @@ def _simulate(given: argparse.Namespace) -> int:
 def _replay(given: argparse.Namespace) -> int:
     records = [load(path) for path in given.path]
     if not any(map(replay.noise_of, records)):
-        raise ValueError(f"no record has comparisons of {replay.FEWEST} blocks or more")
+        raise ValueError(f"no comparison has {replay.FEWEST} blocks: give a record of a longer run")
     print(replay.table(records))
     return 0
 
@@ -238,7 +259,7 @@ def _replay(given: argparse.Namespace) -> int:
 def _reproduce(given: argparse.Namespace) -> int:
     records = dict(map(reproduce.read, given.runs))
     if len(records) < len(given.runs):
-        raise ValueError("a run is given twice, or two have one name")
+        raise ValueError("two runs have the same name: give each run once, in its own folder")
     made = reproduce.reproduced(records, list(map(reproduce.change, given.changed)))
     if given.publish or given.check:
         return reproducibility.put(made, check=given.check)
@@ -270,7 +291,7 @@ def _overhead(given: argparse.Namespace) -> int:
     _check_count("processes", given.processes, least=2)
     if not all(overhead.pairs(framework, given.only) for framework in frameworks):
         raise ValueError(
-            f"--only: {given.only!r} is no technique of the train step with such a row"
+            f"--only: technique {given.only!r} has no row that does nothing in a train step"
         )
     results, publish = given.results.resolve(), given.publish
     return overhead.report(frameworks, given.only, given.processes, results, publish=publish)
@@ -286,7 +307,7 @@ def _mutations(given: argparse.Namespace) -> int:
     if not faults:
         raise ValueError(f"--only: no fault has {given.only!r} in its name")
     if given.publish and given.only:
-        raise ValueError("--publish is of all faults: leave --only away")
+        raise ValueError("--publish needs all faults: leave out --only")
     section = f"drawn {given.of}" if given.drawn else "planted"
     about = {"seed": given.seed} if given.drawn else {}
     return mutations.report(faults, given.minutes, _keep(given, section, about))
@@ -295,5 +316,5 @@ def _mutations(given: argparse.Namespace) -> int:
 def _keep(
     given: argparse.Namespace, section: str, about: dict, part: str | None = None
 ) -> Callable[[dict], None]:
-    """What keeps an attack's outcome, where it is to be published; part: see `attacked.keep`."""
+    """A function that keeps an outcome if --publish is given; part: see `attacked.keep`."""
     return lambda outcome: attacked.keep(section, about | outcome, part) if given.publish else None

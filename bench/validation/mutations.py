@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared import scratch
+from shared.choices import unknown
 
 ROOT = Path(__file__).resolve().parents[2]
 SOUND_S = 1800.0  # for tests without a fault
@@ -79,7 +80,7 @@ class Drawn:
 def drawn(folder: str, count: int, seed: int) -> list[Drawn]:
     """So many faults of the files of a folder. Raises ValueError for one without tests."""
     if folder not in DRAWN:
-        raise ValueError(f"there are no tests of {folder!r}; choose from {', '.join(DRAWN)}")
+        raise ValueError(f"--of: {unknown(folder, DRAWN)}")
     places = [
         (path, number)
         for path in sorted((ROOT / folder).glob("*.py"))

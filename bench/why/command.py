@@ -1,16 +1,15 @@
-"""Where the difference of two programs comes from, in milliseconds that sum to it.
+"""Explain why one of two programs is faster, in milliseconds that add up.
 
-    twinbench why TASK [--batch B]                        PyTorch's plain step and TensorFlow's
-    twinbench why TASK --technique T [--variant V] [--framework pt|tf]  T and what its ratio is over
-    twinbench why my_model.py [the same options]          of a file for `twinbench try`
-    twinbench why results/latest [--write [--minutes N]]  of the headline ratios of a record
-    twinbench why A/results.json B/results.json           of one record's figures on two machines
+    twinbench why TASK                  plain steps of PyTorch and TensorFlow
+    twinbench why TASK --technique T    a technique and its baseline
+    twinbench why my_model.py           a file for `twinbench try`
+    twinbench why results/latest        the main ratios of a record
+    twinbench why A B                   two records of different machines
 
-Both are timed in rounds that take turns, without a profiler; then each is profiled once, what the
-profiler costs is taken out, and the parts are scaled to the steps without it. By kind of work and
-by layer, with one sentence above, and the experiments that were run to test it. With --write the
-causes are measured and kept in the record, for its page and report. docs/why.md says what each
-kind is.
+Both programs are timed in turns without a profiler, then profiled once. The
+profiler's cost is subtracted, and the parts are scaled to the time without it.
+The answer is one sentence, the experiments that tested it, and tables by kind
+of work and by layer. docs/why.md explains the kinds.
 """
 
 from __future__ import annotations
@@ -93,29 +92,49 @@ def _of_records(given: argparse.Namespace) -> dict | list[str]:
 
 def _parsed(arguments: list[str] | None) -> tuple[argparse.Namespace, str]:
     parser = parsers.described("twinbench why", __doc__)
-    parser.add_argument("what", nargs="+", metavar="TASK|my_model.py|RECORD")
-    parser.add_argument("--batch", type=int, metavar="B", help="samples a step (a task's own)")
-    parser.add_argument("--predict", action="store_true", help="of predictions, not train steps")
-    parser.add_argument("--technique", metavar="T", help="its row and what its ratio is over")
-    parser.add_argument("--variant", metavar="V", help="of the technique (its first)")
-    parser.add_argument("--framework", choices=FRAMEWORKS, help="of the technique (pt)")
-    parser.add_argument("--framework-pair", action="store_true", help="the technique's twins")
-    parser.add_argument("--write", action="store_true", help="measure the record's, and keep them")
-    parser.add_argument("--minutes", type=float, default=10.0, metavar="N", help="of it (10)")
     parser.add_argument(
-        "--rounds", type=int, default=pairs.ROUNDS, metavar="N", help="of timed steps"
+        "what", nargs="+", metavar="TASK|FILE|RECORD", help="what to explain: see above"
     )
-    parser.add_argument("--thorough", action="store_true", help="test in new processes, too")
-    parser.add_argument("--json", action="store_true", help="for other programs")
+    parser.add_argument(
+        "--batch", type=int, metavar="B", help="samples per step (default: the task's)"
+    )
+    parser.add_argument("--predict", action="store_true", help="time predictions, not train steps")
+    parser.add_argument("--technique", metavar="T", help="compare a technique and its baseline")
+    parser.add_argument(
+        "--variant", metavar="V", help="variant of the technique (default: the first)"
+    )
+    parser.add_argument(
+        "--framework", choices=FRAMEWORKS, help="framework of the technique (default: pt)"
+    )
+    parser.add_argument(
+        "--framework-pair", action="store_true", help="compare the technique in both frameworks"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="measure a record's ratios, and add the causes to it"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, metavar="N", help="limit of --write (default: 10)"
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=pairs.ROUNDS,
+        metavar="N",
+        help=f"rounds of timed steps (default: {pairs.ROUNDS})",
+    )
+    parser.add_argument(
+        "--thorough", action="store_true", help="also run the experiments that need new processes"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args(arguments)
     if given.rounds < 2:
-        parser.error("--rounds: give 2 or more")
+        parser.error(f"--rounds: give 2 or more, not {given.rounds}")
     if given.batch is not None and given.batch < 1:
-        parser.error("--batch: give 1 or more")
+        parser.error(f"--batch: give 1 or more, not {given.batch}")
     if given.variant and not given.technique:
-        parser.error("--variant: give its --technique, too")
+        parser.error("--variant: give --technique, too")
     if given.write and not (len(given.what) == 1 and _is_record(given.what[0])):
-        parser.error("--write: give one record")
+        parser.error("--write: give one record, such as results/latest")
     return given, parser.prog
 
 

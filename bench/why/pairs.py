@@ -21,6 +21,7 @@ from bench.why.difference import Difference, compare
 from bench.why.side import Request, Running, with_libraries
 from shared import datasets
 from shared.cgroups import usable_threads
+from shared.choices import unknown
 from shared.specs import TASKS
 
 ROUNDS = 7
@@ -33,17 +34,17 @@ def asked(given: Namespace, folder: Path) -> tuple[Request, Request]:
     every = techniques()
     name = given.technique or "baseline"
     if name not in every:
-        raise ValueError(f"there is no technique {name!r}: {', '.join(sorted(every))}")
+        raise ValueError(f"--technique: {unknown(name, every)}")
     technique = every[name]
     task, data, sides, size = _work(given, folder)
     twins = given.framework_pair or not given.technique
     if twins and len(sides) < 2:
-        raise ValueError(f"{given.what} has a model for one framework: give --technique")
+        raise ValueError(f"{given.what} has a model for one framework only: give --technique")
     framework = given.framework or next(iter(sides))
     needed = list(FRAMEWORKS) if twins else [framework]
     base = next((one for one in technique.variants if one.role == "baseline"), None)
     if base is None:
-        raise ValueError(f"{name} has no rows to compare")
+        raise ValueError(f"--technique: {name} has no baseline to compare with")
     variants = [base] * len(needed)
     if given.technique:
         variants = _variants(technique, given.variant, needed)
@@ -85,9 +86,9 @@ def _variants(technique: Technique, name: str | None, sides: list[str]) -> list[
     chosen = name or next(iter(fitting), None)
     if chosen not in fitting:
         where = " and ".join(FRAMEWORKS[side].title for side in sides)
-        names = ", ".join(fitting) or "none"
-        wanted = f"variant {name!r}" if name else "variant"
-        raise ValueError(f"{technique.name} has no {wanted} in {where}: {names}")
+        if not fitting:
+            raise ValueError(f"{technique.name} has no variant in {where}")
+        raise ValueError(f"--variant of {technique.name} in {where}: {unknown(name, fitting)}")
     return [known[chosen][side] for side in sides]
 
 
@@ -117,16 +118,15 @@ def request(case: Case, name: str, data: str, size: int) -> Request:
 def _work(given: Namespace, folder: Path) -> tuple[str, str, list[str], int]:
     """The task, the folder of its data, its frameworks, and samples a step."""
     if given.what not in TASKS and not given.what.endswith(".py"):
-        names = ", ".join(sorted(TASKS))
-        raise ValueError(f"there is no task {given.what!r}: {names}; or give a file.py or a record")
+        raise ValueError(f"task {unknown(given.what, TASKS)}; or give a file.py or a record")
     if given.what in TASKS:
         task = TASKS[given.what]
         if task.dataset.kind == "photos":
-            raise ValueError(f"{given.what} is a folder of files: give a task of arrays")
+            raise ValueError(f"{given.what} reads image files: give a task of arrays")
         data = str(datasets.materialise(task.dataset, folder))
         return task.name, data, list(FRAMEWORKS), given.batch or task.compute_batch
     if given.batch is not None:
-        raise ValueError("--batch is that of a task: a file brings its own batches")
+        raise ValueError("--batch: only for a task; a file makes its own batches")
     wanted = {given.framework} if given.framework else set()
     model = user_task.prepare(given.what, folder, {}, wanted, say)
     place = folder.resolve() / "data" / model.about["folder"]

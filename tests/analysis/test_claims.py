@@ -367,19 +367,19 @@ def bad(change) -> str:
     [
         (lambda c: c[0].pop("source"), "claims 0: object missing required field `source`"),
         (lambda c: c[0].update(techique="x"), "claims 0: object contains unknown field `techique`"),
-        (lambda c: c[0].update(technique="magic"), "(planted): technique: 'magic' is none of"),
-        (lambda c: c[0].update(frameworks=["jax"]), "frameworks: 'jax' is none of pt, tf"),
+        (lambda c: c[0].update(technique="magic"), "(planted): technique: 'magic' is unknown"),
+        (lambda c: c[0].update(frameworks=["jax"]), "'jax' is unknown; choose from pt, tf"),
         (lambda c: c[0]["source"].update(year="1999"), "source: year: expected `int`, got `str`"),
         (lambda c: c[0]["source"].update(year=True), "source: year: expected `int`, got `bool`"),
         (lambda c: c[0].update(wording=""), "wording: expected `str` of length >= 1"),
         (lambda c: c[0]["rule"].update(atleast=2), "rule: object contains unknown field `atleast`"),
         (lambda c: c[0]["rule"].pop("at_least"), "no bound: give at_least, at_most or both"),
         (lambda c: c[0]["rule"].update(at_most=1), "at_least is above at_most"),
-        (lambda c: c[0]["rule"].update(figure="speed"), "figure: 'speed' is none of time"),
+        (lambda c: c[0]["rule"].update(figure="speed"), "figure: 'speed' is unknown"),
         (lambda c: c[0]["rule"].update(read="difference"), "difference is read of accuracy"),
         (lambda c: c[0]["rule"].update(read="value"), "time is read against a baseline"),
         (lambda c: c[0]["rule"].update(variants=[]), "variants: expected `array` of length >= 1"),
-        (lambda c: c[0]["rule"].update(needs="tpu"), "needs: 'tpu' is none of cuda, amx"),
+        (lambda c: c[0]["rule"].update(needs="tpu"), "'tpu' is unknown; choose from cuda, amx"),
         (lambda c: c.append(copy.deepcopy(c[0])), "claims 1 (planted): another claim has this id"),
         (lambda c: c.append("text"), "claims 1: expected `object`, got `str`"),
     ],
@@ -396,7 +396,7 @@ def test_the_command_says_in_one_line_what_is_wrong(tmp_path, capsys):
         assert words in capsys.readouterr().err
     assert command.main([str(tmp_path)]) == 2
     assert command.main([str(DOCS / "avx2"), "--technique", "magic"]) == 2
-    assert "'magic' is none of" in capsys.readouterr().err
+    assert "'magic' is unknown" in capsys.readouterr().err
 
 
 # What is shown -----------------------------------------------------------------------------------

@@ -430,7 +430,7 @@ def test_a_limit_has_one_form(command, old, new, limit, capsys):
     with pytest.raises(SystemExit) as stopped:
         command(old, new, options=["--fail-if", limit])
     assert stopped.value.code == 2
-    assert "is not of the form slower:5%" in capsys.readouterr().err
+    assert "give a limit such as slower:5%" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -630,7 +630,7 @@ def test_choose_holds_80_columns(capsys, options):
         (["--goal", "batch"], "no row of this run has a largest batch that fits"),
         (["--goal", "latency"], "it may have timed no predictions"),
         (["--goal", "memory", "--memory-budget", "1KB"], "within the limits"),
-        (["--task", "nothing"], "the run has no 'nothing'; it has digits-cnn, text-gpt"),
+        (["--task", "nothing"], "'nothing' is unknown; choose from digits-cnn, text-gpt"),
     ],
 )
 def test_what_cannot_be_answered_is_one_clear_line(command, options, reason):

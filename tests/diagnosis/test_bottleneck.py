@@ -272,7 +272,7 @@ def test_what_a_file_prints_as_it_ends_is_not_its_verdict(monkeypatch):
         return command.diagnosed("pt", given)
 
     assert diagnosed("begun", '{"bottleneck": "input"}', "7", "bye") == {"bottleneck": "input"}
-    with pytest.raises(ValueError, match=r"model\.py ended by itself"):
+    with pytest.raises(ValueError, match=r"model\.py exited before"):
         diagnosed("not here")
 
 

@@ -17,6 +17,7 @@ from bench.analysis.values import MOST_OTHERS
 from bench.harness.plan import EFFORTS, FRAMEWORKS
 from bench.harness.run_plan import techniques
 from bench.report import tables
+from shared.choices import unknown
 from shared.specs import TASKS
 from tests.harness.command_line import (
     PLAIN,
@@ -385,11 +386,12 @@ NAMES = {
 }
 # What else each refuses is drawn by tests/test_bad_input.py.
 BAD = {
-    **{f"--{name}=nope": ["there is no", "'nope'", *known] for name, known in NAMES.items()},
-    "--variant=nope": ["there is no variant 'nope'", "control", "bf16"],
-    "--effort=quick,full": ["there is no effort 'quick,full'", *EFFORTS],
-    "--framework=pt,jax": ["there is no framework 'jax'", "pt, tf"],
-    "--technique=": ["there is no technique ''"],
+    **{f"--{name}=nope": [f"--{name}: {unknown('nope', known)}"] for name, known in NAMES.items()},
+    "--variant=bf17": ["--variant: 'bf17' is unknown; similar are bf16"],
+    "--technique=profilng": ["--technique: 'profilng' is unknown; similar are profiling"],
+    "--effort=quick,full": ["--effort: 'quick,full' is unknown", *EFFORTS],
+    "--framework=pt,jax": ["--framework: 'jax' is unknown; choose from pt, tf"],
+    "--technique=": ["--technique: '' is unknown"],
     "--blocks=0": ["--blocks", "'0'", "1 or more"],
     "--blocks=²": ["--blocks", "'²'", "1 or more"],
     "--minutes=0": ["--minutes", "'0'", "such as 5"],

@@ -80,7 +80,7 @@ def model_of(folder):
 def test_the_example_is_written_over_nothing(folder):
     done = try_(folder, "--example", "my_model.py")
     assert done.returncode == 2
-    assert "is there already" in done.stderr
+    assert "exists: give another name" in done.stderr
 
 
 def test_a_bad_file_is_one_line_and_nothing_is_measured(tmp_path):

@@ -417,13 +417,13 @@ def test_the_busiest_gpu_is_that_of_the_training():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nothing"], "there is no ladder 'nothing'; choose of image_classification"),
-        ([], "which ladder?"),
+        (["nothing"], "ladder 'nothing' is unknown; choose from image_classification"),
+        ([], "give the name of a ladder"),
         (["image_classification", "--blocks", "0"], "--blocks"),
         (["image_classification", "--minutes", "0"], "--minutes"),
         (["image_classification", "--minutes", "nan"], "--minutes"),
         (["--resume", "nowhere"], "nowhere"),
-        (["image_classification", "--write"], "give --show FOLDER"),
+        (["image_classification", "--write"], "--write needs --show FOLDER"),
     ],
 )
 def test_what_cannot_be_climbed_is_one_clear_line(capsys, monkeypatch, tmp_path, arguments, said):

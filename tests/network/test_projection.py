@@ -183,7 +183,7 @@ def test_what_is_no_record_at_all_is_refused_in_a_line(text, tmp_path, capsys):
 @pytest.mark.parametrize("option", ["--compute=0ms", "--layers=0", "--every=-1", "--size=0MB"])
 def test_a_job_that_is_none_is_refused(option, written, capsys):
     assert command.main(["projection", str(written), option]) == 2
-    assert f"{option.partition('=')[0]} must be above 0" in capsys.readouterr().err
+    assert f"{option.partition('=')[0]}: give more than 0" in capsys.readouterr().err
 
 
 def test_a_machine_without_hosts_measures_nothing(tmp_path, monkeypatch, capsys):

@@ -30,7 +30,7 @@ def test_weights_are_never_written_over_a_file(tmp_path, capsys):
     file.write_text("def pytorch(): pass\ndef tensorflow(): pass\ndef batch(size=2): pass\n")
     kept.write_text("mine")
     assert command.main([str(file), "--write-weights", str(kept)]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "exists: give another name" in capsys.readouterr().err
     assert kept.read_text() == "mine"
 
 

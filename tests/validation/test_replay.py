@@ -140,4 +140,4 @@ def test_replay_is_a_command(tmp_path, capsys):
     (tmp_path / "results.json").write_bytes(encode(record(blocks=2)))
     with pytest.raises(SystemExit):
         command.main(["replay", str(tmp_path)])
-    assert "no record has comparisons of 3 blocks or more" in capsys.readouterr().err
+    assert "no comparison has 3 blocks" in capsys.readouterr().err
