@@ -27,13 +27,13 @@ from bench.analysis.table import FIRST_CALL, START, Row, level
 from bench.harness.plan import FRAMEWORKS, Technique, Variant, Workload
 from bench.harness.processes import ROOT
 from bench.harness.run_plan import techniques
-from bench.record import INFERENCE, Record, TaskFacts
+from bench.record import Record, TaskFacts
 from bench.report import charts, svg
 from bench.report.advised import at_memory, gained
 from bench.report.answer import accuracy_of
 from bench.report.content import measured
 from bench.report.formatting import number
-from bench.report.names import called, name_of, sizes, title
+from bench.report.names import FAMILY_TITLES, called, name_of, plainly, sizes, title
 from bench.report.tables import escape, markdown_table
 from bench.report.technique_tables import Table, of_words, tables
 from shared.specs import TASKS, parameter_count, train_step_flops
@@ -93,7 +93,7 @@ def pages() -> dict[str, str]:
         families.setdefault(values["technique"].family, {})[name] = values
     index = _environment().get_template("index.md.j2")
     template = _environment().get_template("technique.md.j2")
-    made = {"README.md": index.render(families=families, tasks=_tasks())}
+    made = {"README.md": index.render(families=families, titles=FAMILY_TITLES, tasks=_tasks())}
     for name, values in values_of.items():
         path = f"{values['technique'].family}/{name}"
         made[f"{path}.md"] = template.render(name=name, **values)
@@ -181,7 +181,7 @@ def _parts(run: Record, name: str) -> dict:
     titles = sorted(tasks(run, name), key=lambda task: not is_large(task_of(task)))
     drawn, shown = [], []
     for task in titles:
-        work = _plainly(task, task_of(task))
+        work = plainly(task)
         shown_of = view(run, name, task)
         if chart := charts.forest(_titled(shown_of)):
             drawn.append((work, chart))
@@ -201,11 +201,6 @@ def _titled(rows_of: View) -> View:
     return replace(rows_of, rows={b: list(map(titled, rows)) for b, rows in rows_of.rows.items()})
 
 
-def _plainly(words: str, task: str) -> str:
-    """Words that begin with a task's name, in plain ones."""
-    return called(task) + words.removeprefix(task).replace(INFERENCE, ", prediction")
-
-
 def _gains(run: Record, name: str) -> Table:
     """A line for each piece of work: what the technique gains there, large models first."""
     lines = []
@@ -213,7 +208,7 @@ def _gains(run: Record, name: str) -> Table:
         rows = [row for row in work.members if row.case.technique == name and not row.is_baseline]
         if rows:
             sides = [[row for row in rows if row.case.framework == side] for side in FRAMEWORKS]
-            size = ", ".join(filter(None, (_plainly(work.title, work.task), sizes([work.task]))))
+            size = ", ".join(filter(None, (plainly(work.title), sizes([work.task]))))
             lines.append([size, *map(_gained, sides)])
     return Table(
         "What it gains", of_words("work", *(one.title for one in FRAMEWORKS.values())), lines

@@ -32,6 +32,7 @@ from bench.analysis.table import Figure
 from bench.record import FRAMEWORKS, Record
 from bench.report.content import measured, run_line, warnings
 from bench.report.formatting import number, plus_minus, ratio
+from bench.report.names import called, name_of
 from bench.report.tables import escape, render
 from bench.report.technique_tables import Table, name_shown, of_words
 from bench.report.text import hanging, plain, wrap
@@ -109,7 +110,9 @@ def here(judged: Judged) -> str:
 
 
 def _figure_and_row(row: Answer, rule: Rule) -> str:
-    where = f"{row.case.full_title}, {row.case.task}, batch {row.case.batch_size}"
+    case = row.case
+    where = f"{case.framework_title}, {name_of(case, short=True)}, {called(case.task)}"
+    where += f", batch {case.batch_size}"
     where += f"; on {row.machine}" if row.machine else ""
     return f"{in_brackets(row.figure, rule)} ({where})"
 
@@ -248,7 +251,8 @@ def page(records: list[Record], judged: list[Judged], paths: str) -> str:
         runs=list(map(run_line, records)),
         warnings=_warnings(records),
         parts=[
-            (Markup(heading), _table(some), reasons(some)) for heading, some in _by_verdict(judged)
+            (Markup(heading), some[0].verdict in OPEN, _table(some), reasons(some), _words(some))
+            for heading, some in _by_verdict(judged)
         ],
     )
 
@@ -258,37 +262,34 @@ def _warnings(records: list[Record]) -> list[str]:
 
 
 def _table(judged: list[Judged]) -> Table:
-    """What was not measured has neither the source's words nor the rule."""
-    if judged[0].verdict in (UNMEASURED, UNTESTED):
-        lines = [[title(j.claim), _claim(j.claim, _brief(j.claim)), _open_here(j)] for j in judged]
-        return Table("", of_words("technique", "claim", "here"), lines)
-    last = "why" if judged[0].verdict in OPEN else "here"
-    lines = [
-        [
-            title(each.claim),
-            _claim(each.claim, f"{each.claim.figure}: {wording(each.claim)}"),
-            f"{read_as(each.claim.rule)}: {asked(each.claim.rule)}",
-            _open_here(each),
-        ]
+    """A line for each claim, with the figure that decides or the reason why it is open."""
+    lines = [[_claim(each.claim), _result(each)] for each in judged]
+    return Table("", of_words("claim", "here"), lines)
+
+
+def _words(judged: list[Judged]) -> list[Markup]:
+    """The sources' words, of claims that were tested."""
+    return [
+        Markup(f"{_named(each.claim)} {escape(wording(each.claim))}")
         for each in judged
+        if each.verdict not in (UNMEASURED, UNTESTED)
     ]
-    return Table("", of_words("technique", "claim", "asked", last), lines)
 
 
-def _open_here(judged: Judged) -> str:
-    """Why it is open, and the figure, as far as there are any."""
-    shown = here(judged)
-    return f"{judged.why}; here {shown}" if judged.why and shown else judged.why or shown
+def _result(judged: Judged) -> str:
+    """What was compared, what was asked, and the figure; why it is open."""
+    shown, rule = here(judged), judged.claim.rule
+    compared = f"{read_as(rule)}: asked {asked(rule)}; here {shown}" if shown else ""
+    return "; ".join(filter(None, (judged.why, compared)))
 
 
-def _brief(claim: Claim) -> str:
-    """The figure and its conditions."""
-    return " ".join(filter(None, [f"{claim.figure}.", _conditions(claim)]))
+def _named(claim: Claim) -> str:
+    return f"**{escape(title(claim))}**: {escape(claim.figure)}."
 
 
-def _claim(claim: Claim, words: str) -> Markup:
-    """What is said, and the source: a link where it has one."""
-    where, words = claim.source.where, escape(words)
+def _claim(claim: Claim) -> Markup:
+    """Its figure, its conditions, and the source: a link where it has one."""
+    where, words = claim.source.where, " ".join([_named(claim), escape(_conditions(claim))]).strip()
     if where.startswith("http"):
         return Markup(f"{words} [{escape(source(claim))}]({where})")
     return Markup(f"{words} {escape(f'{source(claim)}: {where}')}")

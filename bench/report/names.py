@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from bench.record import Case
+from bench.record import INFERENCE, Case
 from shared.specs import TASKS, parameter_count
 
 # What a task's model and data are called where people read of them.
@@ -46,6 +46,12 @@ FAMILY_TITLES = {
 def called(task: str) -> str:
     """A task in plain words; a user's own has its name."""
     return PLAIN.get(task, task)
+
+
+def plainly(words: str) -> str:
+    """A title that begins with a task's name, in plain words: small CNN on digits, prediction."""
+    task, comma, rest = words.partition(", ")
+    return f"{called(task)}{comma}{rest}".replace(INFERENCE, ", prediction")
 
 
 def title(case: Case) -> str:

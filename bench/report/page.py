@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
@@ -21,7 +21,7 @@ from bench.report import advised, answer, bars, charts, svg
 from bench.report.content import Facts, Report, TaskPart, TechniquePart, build
 from bench.report.curves import curves
 from bench.report.lifetimes import lifetimes
-from bench.report.names import FAMILY_TITLES
+from bench.report.names import FAMILY_TITLES, plainly
 from bench.report.svg_shapes import Chart
 from bench.report.tables import GRAPHS, SAME_WORK
 from bench.report.technique_tables import Table, phases
@@ -48,9 +48,13 @@ class Section:
 
 @dataclass(frozen=True)
 class Decision:
-    """A piece of work: the answers for all goals, and the table over all of its rows."""
+    """A piece of work: the answers for all goals, and the table over all of its rows.
+
+    `small`: its model is, and what decides is the framework's overhead.
+    """
 
     title: str
+    small: bool
     count: int
     answers: list[tuple[str, Facts]]
     table: Table
@@ -101,7 +105,9 @@ def html(record: Record, user_answer: str = "", report: Report | None = None) ->
 def _decision(work: Work) -> Decision:
     rankings = [ranking for goal in work.goals if (ranking := rank(work, goal))]
     said = [(answer.measure(ranking), answer.lines(ranking)) for ranking in rankings]
-    return Decision(work.title, len(work.rows), said, answer.decision_table(work))
+    table = answer.decision_table(work)
+    table = replace(table, title=plainly(table.title))
+    return Decision(work.title, work.large is False, len(work.rows), said, table)
 
 
 # verdict or status -> the style of its word

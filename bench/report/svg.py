@@ -8,6 +8,7 @@ from html import escape
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from bench.report.names import plainly
 from bench.report.svg_shapes import Chart
 from bench.report.text import plain, printable
 
@@ -39,6 +40,7 @@ def environment() -> Environment:
         undefined=StrictUndefined,
     )
     made.filters["breakable"] = lambda text: Markup(escape(plain(text)).replace("_", "_<wbr>"))
+    made.filters["plainly"] = plainly
     made.filters["as_lines"] = lambda text: Markup("\n").join(map(printable, text.splitlines()))
     return made
 

@@ -20,6 +20,7 @@ from bench.analysis.machine_class import words
 from bench.record import Record
 from bench.report import advised, answer
 from bench.report.content import Facts, Report, TechniquePart, build
+from bench.report.names import plainly
 from bench.report.technique_tables import Column, Table
 from bench.report.text import CONSOLE, GAP, hanging, plain, wrap
 
@@ -276,6 +277,7 @@ def _environment() -> Environment:
     )
     made.filters["table"] = lambda table: Markup(markdown_table(table))
     made.filters["decided"] = answer.decision_table
+    made.filters["plainly"] = plainly
     made.filters["one_batch"] = _of_one_batch
     made.filters["head"] = lambda text: Markup(re.sub(_UNIT, r"[\1]", escape(text)))
     return made

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import re
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from bench.docs import website
+from tests.docs.pages import parsed
+from tests.docs.test_links import linking
 
 pytestmark = pytest.mark.timeout(600)
 LINK = re.compile(r'<(?P<tag>a|img|link|script)\b[^>]*?\b(?:href|src)="(?P<to>[^"#?]+)')
+PART = re.compile(r"<(?P<end>/?)(?P<name>ul|ol|li|table)\b")
+OPEN = {"bullet_list_open": "ul", "ordered_list_open": "ol", "list_item_open": "li"}
+OPEN |= {"table_open": "table"}
 
 
-def test_the_site_is_whole_and_asks_for_nothing_outside(tmp_path):
-    website.build(tmp_path)
-    pages = [page for page in tmp_path.rglob("*.html") if page.name != "404.html"]
-    assert tmp_path / "index.html" in pages
-    assert tmp_path / "docs/charts.html" in pages
-    assert (tmp_path / "pt_impl/train_step/mixed_precision.py.html") in pages
-    assert "mixed_precision" in (tmp_path / "search.json").read_text("utf-8")
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    website.build(folder)
+    return folder
+
+
+def test_the_site_is_whole_and_asks_for_nothing_outside(site):
+    pages = [page for page in site.rglob("*.html") if page.name != "404.html"]
+    assert site / "index.html" in pages
+    assert site / "docs/charts.html" in pages
+    assert (site / "pt_impl/train_step/mixed_precision.py.html") in pages
+    assert "mixed_precision" in (site / "search.json").read_text("utf-8")
     astray, outside = set(), set()
     for page in pages:
         for link in LINK.finditer(page.read_text("utf-8")):
@@ -30,6 +43,47 @@ def test_the_site_is_whole_and_asks_for_nothing_outside(tmp_path):
                 astray |= set() if target.exists() else {(page, link["to"])}
     assert not astray
     assert not outside
+
+
+def in_markdown(page: str) -> list[str]:
+    """The lists, their items and the tables of a page as GitHub reads them, with their depth."""
+    tokens = [token for token in parsed(page) if token.type in OPEN]
+    return [f"{token.level} {OPEN[token.type]}" for token in tokens]
+
+
+def in_html(page: Path) -> list[str]:
+    """The same as the site shows them."""
+    article = page.read_text("utf-8").partition("<article")[2].partition("</article>")[0]
+    level, parts = 0, []
+    for part in PART.finditer(article):
+        if not part["end"]:
+            parts.append(f"{level} {part['name']}")
+        level += -1 if part["end"] else 1
+    return parts
+
+
+@pytest.mark.parametrize("page", linking())
+def test_the_site_nests_lists_and_shows_tables_as_the_repository_does(site, page):
+    """A nested bullet needs four spaces; a list and a table need a blank line before them."""
+    name = "index.html" if page == "README.md" else f"{page.removesuffix('.md')}.html"
+    name = re.sub(r"/README\.html$", "/index.html", name)
+    assert in_html(site / name) == in_markdown(page)
+
+
+def paths(navigation: list | dict | str) -> list[str]:
+    """What a part of the navigation leads to."""
+    if isinstance(navigation, str):
+        return [navigation]
+    parts = navigation.values() if isinstance(navigation, dict) else navigation
+    return [path for part in parts for path in paths(part)]
+
+
+def test_every_page_is_in_one_group_of_the_navigation():
+    navigation = tomllib.loads(website.configuration())["project"]["nav"]
+    assert all(isinstance(group, dict) for group in navigation)
+    listed = [path for path in paths(navigation) if path.endswith(".md")]
+    written = [page for page in linking() if "/" in page or page in website.PAGES]
+    assert sorted(listed) == sorted(written)
 
 
 def test_a_link_that_leads_nowhere_is_an_error(tmp_path, monkeypatch):
