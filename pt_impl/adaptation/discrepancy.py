@@ -1,32 +1,32 @@
-"""Domain adaptation by discrepancy (MMD): features whose distributions are near each other.
+"""Domain adaptation by discrepancy (MMD): features with similar distributions in both domains.
 
     model = AlignedModel(features, head)
     loss_fn = discrepancy_loss(loss_fn)  # for any train step, with model(source, target)
 
 What it changes: a model that learns from a labelled source domain sees unlabelled samples of the
-target domain, too, and the maximum mean discrepancy between the features of both is added to its
-loss (Gretton et al., 2012, "A Kernel Two-Sample Test"; Long et al., 2015, "Learning Transferable
+target domain, too. The maximum mean discrepancy between the features of both is added to its loss
+(Gretton et al., 2012, "A Kernel Two-Sample Test"; Long et al., 2015, "Learning Transferable
 Features with Deep Adaptation Networks"):
 
     MMD^2 = mean k(s, s') + mean k(t, t') - 2 mean k(s, t)
 
-over pairs of different samples. k is the mean of several Gaussian kernels: one that is too narrow
-or too wide sees nothing. What is used afterwards is features and head.
+over pairs of different samples. k is the mean of several Gaussian kernels, since one that is too
+narrow or too wide sees nothing. Only features and head are used afterwards.
 
 Its twin: `tf_impl/adaptation/discrepancy.py`.
 
 Where the frameworks differ and why:
-- Distances are differences of large numbers, so they stay in float32. PyTorch: autocast, which
-  would take the product of features in bfloat16, is switched off. TensorFlow: the features are
-  cast, since a Keras policy reaches only layers.
-- A PyTorch model gets both domains as two arguments. A Keras model gets them as one, as `fit` hands
-  it over.
-- In both, the features see one batch of both domains. So BatchNorm's statistics are those of both.
+- Distances are differences of large numbers, so they need float32. PyTorch: autocast, which would
+  multiply features in bfloat16, is switched off. TensorFlow: the features are cast, since a Keras
+  policy affects only layers.
+- A PyTorch model gets the domains as two arguments, a Keras model as one, because `fit` passes one.
+- In both, one batch holds both domains. So BatchNorm's statistics are those of both.
 
-When it helps and when it hurts: it helps where adversarial training does. Its loss goes down, and
-there is one weight to choose. The estimate is noisy with small batches. It hurts where the classes
-are not about as frequent in both domains, and where the weight is so large that all features become
-alike. Choose settings without the target's labels, or the figures flatter.
+When it helps and when it hurts: it helps in the same cases as adversarial training. Its loss falls
+steadily, and only one weight has to be chosen. The estimate is noisy with small batches. It hurts
+if classes are not about equally frequent in both domains, or if the weight is so large that all
+features become equal. Choose settings without the target's labels, otherwise the accuracy looks too
+good.
 
 Run it alone: `python -m pt_impl.adaptation.discrepancy` prints accuracies on digits over photos.
 

@@ -1,4 +1,4 @@
-"""Fine-tuning: a trained model learns new data, and most of it stays as it is.
+"""Fine-tuning: a trained model learns new data, and most of its weights stay fixed.
 
     stored = store_features(backbone, images)  # once
     step = make_stored_train_step(stored, head, optimizer, loss_fn)  # step(rows, labels)
@@ -7,8 +7,8 @@
     merge_lora(model)  # the same predictions, without adapters
 
 What it changes: what is trained.
-- Frozen backbone: only the head learns, from features that the trained backbone gives in
-  evaluation mode. There is no backward pass through the backbone.
+- Frozen backbone: only the head learns, from the features of the trained backbone in evaluation
+  mode. There is no backward pass through the backbone.
 - Stored features: without random augmentation the features of an image are the same in every epoch,
   so they are computed once.
 - LoRA (Hu et al., 2021, arXiv:2106.09685): a dense layer's weight W becomes W + alpha / rank B A.
@@ -17,20 +17,20 @@ What it changes: what is trained.
 Its twin: `tf_impl/adaptation/fine_tuning.py`.
 
 Where the frameworks differ and why:
-- PyTorch: freezing and evaluation mode are two things. BatchNorm with `requires_grad_(False)` goes
-  on moving its running statistics, and dropout goes on drawing, until `eval()`.
-- TensorFlow: a BatchNorm with `trainable = False` is in evaluation mode by that. Dropout is not:
-  the call has to say `training=False`, as it does here.
+- PyTorch: freezing and evaluation mode are separate. With `requires_grad_(False)`, BatchNorm still
+  updates its running statistics, and dropout stays active, until `eval()`.
+- TensorFlow: `trainable = False` also puts BatchNorm into evaluation mode. Dropout needs
+  `training=False` in the call, which is set here.
 - PyTorch: `model.train()` puts the backbone back into training mode. So the step sets evaluation
-  mode in each call. A Keras model is told its mode in the call.
-- LoRA: PyTorch has none, so it is a parametrization here, and whoever reads `weight` reads the sum.
-  Keras 3's Dense has `enable_lora`; legacy Keras has none. Both form the sum in each call.
-- `enable_lora` freezes the kernel, and no bias: the rest is frozen here, too.
+  mode in each call. A Keras model gets its mode in the call.
+- LoRA: PyTorch has none, so it is a parametrization here, and `weight` is the sum. Keras 3's Dense
+  has `enable_lora`; tf_keras has none. Both compute the sum in each call.
+- `enable_lora` freezes only the kernel: the rest is frozen here, too.
 
-When it helps and when it hurts: a frozen backbone helps where labels are few and the new data is
-like the old. Stored features make an epoch almost free. Both hurt where the features do not fit:
-then everything must learn, or use LoRA. LoRA saves the optimizer's state and the gradients of the
-weights. It saves neither activations nor much time.
+When it helps and when it hurts: a frozen backbone helps if labels are few and the new data is like
+the old. Stored features make an epoch almost free. Both hurt if the features do not suit the new
+data: then train everything, or use LoRA. LoRA saves the optimizer's state and the gradients of the
+weights, but no activations and little time.
 
 Run it alone: `python -m pt_impl.adaptation.fine_tuning` prints time and accuracy of each.
 

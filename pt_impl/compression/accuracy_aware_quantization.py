@@ -3,24 +3,24 @@
     quantized, search = apply_accuracy_aware_int8(model, images[:256], error, most=0.1)
     print(search.as_json())  # which layer costs what, and which stay in float
 
-What it changes: which layers of `post_training_quantization.py` are in integers. Each layer is
-rounded by itself, with all others in float. The error of the predictions is its sensitivity. Then
-the most sensitive layer stays in float, then the next one too, until the error is small enough.
-This is a greedy search, as in Intel's Neural Compressor and in NNCF. It needs as many quantized
-models as there are layers, and one more for each layer that is kept.
+What it changes: which layers `post_training_quantization.py` quantizes. First each layer is
+quantized with all others in float. The error of the predictions is its sensitivity. Then the most
+sensitive layers stay in float, one more at a time, until the error is small enough. This is a
+greedy search, as in Intel's Neural Compressor and in NNCF. It needs one quantized model per layer,
+and one more for each layer that stays in float.
 
 Its twin: `tf_impl/compression/accuracy_aware_quantization.py`.
 
 Where the frameworks differ and why:
-- PyTorch names layers by their modules, and torchao's quantizer leaves them out. TensorFlow names
-  them by their outputs, and LiteRT's debugger leaves them out.
-- torchao rounds what a layer reads. LiteRT and ONNX Runtime also round what it gives. There an
-  outlier harms the layer that makes it and the layer that reads it.
+- PyTorch names layers by module, and torchao's quantizer leaves them out. TensorFlow names them by
+  output, and LiteRT's debugger leaves them out.
+- torchao rounds a layer's inputs, LiteRT and ONNX Runtime also its outputs. There an outlier harms
+  both the layer that makes it and the layer that reads it.
 
-When it helps and when it hurts: it helps where a few values are far larger than the rest: they take
-the whole range of their tensor, and all others become zero. One layer in float repairs it. It hurts
-where every layer loses a little: then many stay in float. Quantization-aware training helps there.
-Judge by samples that were not used to calibrate.
+When it helps and when it hurts: it helps if a few values are far larger than the rest: they use up
+the range of their tensor, and all others become zero. Then one layer in float is enough. If every
+layer loses a little, many stay in float, and quantization-aware training is better. Judge by
+samples that were not used for calibration.
 
 Run it alone: `python -m pt_impl.compression.accuracy_aware_quantization` prints what a planted
 outlier does to each layer.

@@ -1,33 +1,31 @@
-"""Compression, stacked: prune and then quantize; distil and then quantize.
+"""Combined compression: prune and then quantize; distil and then quantize.
 
     pruned = pruning.finalize_pruning(pruned)  # after its training
     rounded = qat.prepare_qat(pruned, x, weight_bits=8)
     step = make_sparse_train_step(rounded, optimizer, loss_fn)  # leaves zeros zero
 
-What it changes: a trained model becomes a small file in stages. Each stage starts from the one
-before. Pruning makes most weights zero. Quantization-aware training then rounds the rest to 8 bits.
-The gradient of a zero weight is zero here, so zeros stay. Or a larger model teaches this one first
-(`distillation.py`), which is then rounded. A zero is a zero on any symmetric grid, so a file of
-integers keeps the zeros of the weights.
+What it changes: a trained model becomes a small file in stages. Pruning makes most weights zero.
+Quantization-aware training then rounds the rest to 8 bits. The gradient of a zero weight is zero
+here, so zeros stay. Or a larger model first teaches this one (`distillation.py`), which is then
+rounded. A symmetric grid has an exact zero, so an int8 file keeps the zeros.
 
 Its twin: `tf_impl/compression/combinations.py`.
 
 Where the frameworks differ and why:
-- PyTorch: gradients are attributes of the parameters. They are masked in place between backward
-  pass and update.
-- TensorFlow: gradients are values. They are multiplied with masks on their way to the optimizer.
+- PyTorch: gradients are attributes of parameters, and are masked in place between backward pass and
+  update.
+- TensorFlow: gradients are values, and are multiplied by masks before the optimizer gets them.
 - TensorFlow Model Optimization has another scheme that keeps zeros ("PQAT"), for 8 bits only.
   torchao has none.
 
-When it helps and when it hurts: it helps where a model is sent compressed or has to fit: zeros and
-narrow numbers add up, since a compressor packs both. It gains no speed from zeros: both runtimes
-multiply them. For speed only, quantize without pruning, or remove whole channels
-(`structured_pruning.py`). The order matters. Prune first, while weights can still move. Round last,
-since rounding needs final ranges. It hurts where a stage spends the accuracy that the next one
-needs: look at each stage.
+When it helps and when it hurts: it helps if a model is sent compressed or has to be small: a
+compressor packs both zeros and 8-bit numbers. Zeros gain no speed: both runtimes multiply them. For
+speed only, quantize without pruning, or remove whole channels (`structured_pruning.py`). The order
+matters. Prune first, while weights can still change. Round last, since rounding needs final ranges.
+Each stage can cost accuracy: check after each.
 
-Run it alone: `python -m pt_impl.compression.combinations` prints accuracy, size and zeros of the
-file of each stage.
+Run it alone: `python -m pt_impl.compression.combinations` prints accuracy, file size and zeros of
+each stage.
 
 Copy with it: `pt_impl/kit/calling.py`, `pt_impl/kit/checks/combinations.py`.
 """

@@ -1,4 +1,4 @@
-"""Knowledge distillation: a small student learns from a large teacher that is trained already.
+"""Knowledge distillation: a small student learns from a large trained teacher.
 
     with torch.no_grad():
         target = teacher(x)  # in evaluation mode
@@ -8,29 +8,29 @@
 
 What it changes: the loss. The student learns from the labels and from the teacher's probabilities,
 softened by a temperature T: T^2 KL(softmax(teacher / T) || softmax(student / T)) (Hinton, Vinyals
-and Dean, 2015, section 2). T^2 keeps the size of the soft gradient where T changes. The teacher
-stays as it was. `make_train_step` runs it in every step. `make_stored_train_step` reads what
-`store_logits` has computed before.
+and Dean, 2015, section 2). T^2 keeps the size of the soft gradient the same for any T. The teacher
+does not change. `make_train_step` runs it in every step. `make_stored_train_step` reads the logits
+that `store_logits` has computed before.
 
 Its twin: `tf_impl/compression/distillation.py`.
 
 Where the frameworks differ and why:
-- PyTorch: `F.kl_div` takes log-probabilities. By default it divides by the classes, too.
-- TensorFlow: Keras's `KLDivergence` takes probabilities and clips them to [1e-7, 1]. Given the
-  student's logarithms, as in some tutorials, all are clipped to one value and the gradient is zero.
-  So the sum over logarithms is written out here.
-- `keras.distillation.Distiller` clips, too, and makes the teacher untrainable for good.
-- PyTorch: the teacher's mode is set for its pass and restored. `inference_mode` can't be used: its
+- PyTorch: `F.kl_div` takes log-probabilities. By default it also divides by the number of classes.
+- TensorFlow: Keras's `KLDivergence` takes probabilities and clips them to [1e-7, 1]. Some tutorials
+  pass log-probabilities: they are all clipped to one value, and the gradient is zero. So the sum
+  over log-probabilities is written out here.
+- `keras.distillation.Distiller` clips, too, and leaves the teacher untrainable.
+- PyTorch: the teacher's mode is set for its pass and restored. `inference_mode` does not work: its
   tensors can't be saved for a backward pass.
 
 When it helps and when it hurts: it helps a student that must be small, most with few labels or none
-(alpha 1). Without random augmentation the teacher says the same in every epoch: store it. With
-augmentation the teacher has to see just what the student sees (Beyer et al., 2021), which costs its
-forward pass in every step. It hurts where the teacher is no better than the student, or far better
-(Cho and Hariharan, 2019). No T and alpha are right everywhere.
+(alpha 1). Without random augmentation the teacher's logits are the same in every epoch: store them.
+With augmentation the teacher has to see the same images as the student (Beyer et al., 2021), which
+costs its forward pass in every step. It hurts if the teacher is no better than the student, or far
+better (Cho and Hariharan, 2019). T and alpha have to be tuned.
 
-Run it alone: `python -m pt_impl.compression.distillation` prints a student alone, with a teacher in
-every step, and with stored logits.
+Run it alone: `python -m pt_impl.compression.distillation` prints a student without a teacher, with
+one in every step, and with stored logits.
 
 Copy with it: `pt_impl/kit/calling.py`, `pt_impl/kit/checks/distillation.py`.
 """

@@ -5,24 +5,24 @@
     predict = torch.compile(quantized, dynamic=False)
 
 What it changes: the numbers that a trained model computes with. A float tensor becomes integers and
-a scale, q = round(x / scale) + zero point (Jacob et al., 2018, arXiv:1712.05877). Static: weights
-and activations, whose ranges come from calibration data. Dynamic: weights, and each activation by
-its own range at run time. ONNX Runtime's tool does the static kind, too.
+a scale, q = round(x / scale) + zero point (Jacob et al., 2018, arXiv:1712.05877). Static
+quantization takes the ranges of activations from calibration data. Dynamic quantization computes
+them at run time. ONNX Runtime's tool is static, too.
 
 Its twin: `tf_impl/compression/post_training_quantization.py`.
 
 Where the frameworks differ and why:
-- PyTorch: the runtime is TorchInductor. It compiles for each shape and joins integer operators
-  around constants that it may fold ("freezing").
-- TensorFlow: the runtime is LiteRT, which interprets a file of TensorFlow's converter.
+- PyTorch: the runtime is TorchInductor. It compiles for each shape, and fuses integer operators
+  only if it may fold constants ("freezing").
+- TensorFlow: the runtime is LiteRT, which interprets a file written by TensorFlow's converter.
 - Activations are unsigned in PyTorch and signed in LiteRT.
-- Dynamic quantization: linear layers of any size in PyTorch, and nothing else. In LiteRT
-  convolutions, too, but no kernel of fewer than 1,024 weights.
+- Dynamic quantization: PyTorch has it for linear layers of any size. LiteRT has it for
+  convolutions, too, but not for kernels of fewer than 1,024 weights.
 
 When it helps and when it hurts: on a CPU with units for int8 (VNNI, AMX) static int8 is two to four
-times as fast where convolutions and matrix products dominate. Without these units it can be slower.
-Weights shrink to a quarter. It hurts where few values are far larger than the rest, and where
-calibration data is not like what comes later. Compare accuracy before you deploy.
+times as fast if convolutions and matrix products dominate. Without these units it can be slower.
+Weights shrink to a quarter. It hurts if a few values are far larger than the rest, or if
+calibration data is not like later inputs. Compare accuracy before you deploy.
 
 Run it alone: `python -m pt_impl.compression.post_training_quantization` prints time, size and
 accuracy.

@@ -1,14 +1,14 @@
-"""Magnitude pruning: the smallest weights become zero, more and more of them, while a model trains.
+"""Magnitude pruning: while a model trains, more and more of its smallest weights become zero.
 
     model, update = apply_pruning(model, final_sparsity=0.8, begin_step=0, end_step=1000)
     for number, (x, y) in enumerate(batches, 1):  # with an optimizer for the new model
         update(number)  # before the step
     model = finalize_pruning(model)  # after training
 
-What it changes: kernels of dense and convolution layers are multiplied with masks of zeros and ones
-in every forward pass. Every `frequency` steps the masks are made anew. Their share of zeros rises
-fast at first and slowly later (Zhu and Gupta, 2017, section 3). The weights of largest magnitude
-stay: of each layer, or of all together (`apply_global_pruning`).
+What it changes: kernels of dense and convolution layers are multiplied by masks of zeros and ones
+in every forward pass. The masks are updated every `frequency` steps. Their share of zeros rises
+fast at first and slowly later (Zhu and Gupta, 2017, section 3). The largest weights stay: of each
+layer, or of all layers together (`apply_global_pruning`).
 
 Its twin: `tf_impl/compression/pruning.py`.
 
@@ -16,16 +16,16 @@ Where the frameworks differ and why:
 - PyTorch (`torch.nn.utils.prune`) masks gradients too, so a pruned weight stays pruned. It has no
   schedule.
 - Keras 3 has no pruning. Here the layers read masked kernels, and gradients are masked.
-- tf_keras: TensorFlow Model Optimization (tfmot) masks only in the forward pass. A step moves
-  pruned weights, so a weight may return when masks are made anew. It has no global magnitude. It
-  can choose layers by what a runtime has sparse kernels for (`apply_latency_pruning`).
+- tf_keras: TensorFlow Model Optimization (tfmot) masks only in the forward pass. A step changes
+  pruned weights, so a weight may return when masks are updated. It has no global magnitude. It can
+  choose the layers for which a runtime has sparse kernels (`apply_latency_pruning`).
 
-When it helps and when it hurts: it helps a file to compress better, and it comes before sparse
-computing (`sparse_inference.py`). By itself it makes nothing faster or smaller: zeros in a dense
-tensor are multiplied like other numbers. Leave steps for recovery after `end_step`. Global
-magnitude can empty a whole layer.
+When it helps and when it hurts: files compress better, and sparse kernels can use the zeros
+(`sparse_inference.py`). By itself it makes nothing faster or smaller: zeros in a dense tensor are
+multiplied like other numbers. Leave steps for recovery after `end_step`. Global magnitude can make
+a whole layer zero.
 
-Run it alone: `python -m pt_impl.compression.pruning` prints the dense model against 80% and 95% of
+Run it alone: `python -m pt_impl.compression.pruning` compares the dense model with 80% and 95%
 zeros.
 
 Copy with it: `pt_impl/kit/checks/pruning.py`, `pt_impl/kit/masks.py`.

@@ -1,4 +1,4 @@
-"""Quantization-aware training (QAT): train on with the rounding that an int8 model will have.
+"""Quantization-aware training (QAT): train with the rounding that the int8 model will have.
 
     model = prepare_qat(model, images[:256], weight_bits=8)  # then train it as before
     quantized = convert_qat(model, images[:256])  # int8, for the CPU
@@ -7,29 +7,27 @@
 
 What it changes: each convolution and dense layer multiplies rounded numbers in the forward pass. A
 weight w becomes s * clamp(round(w / s), -n, n) with n = 2**(weight_bits - 1) - 1 and s = max|w| / n
-of its output channel in this step. Activations have 8 bits, and a scale and a zero point for each
-tensor, whose range is a moving average over batches. The gradient passes the rounding as if it were
-not there, and is zero where a value was clipped (straight-through estimator; Jacob et al., 2018,
-arXiv:1712.05877).
+of its output channel in this step. Activations have 8 bits, with a scale and a zero point per
+tensor, whose range is a moving average over batches. The gradient ignores the rounding, and is zero
+where a value was clipped (straight-through estimator; Jacob et al., 2018, arXiv:1712.05877).
 
 Its twin: `tf_impl/compression/quantization_aware_training.py`.
 
 Where the frameworks differ and why:
-- PyTorch: torchao works on a graph of operators that `torch.export` captured from any module.
+- PyTorch: torchao works on the graph that `torch.export` captures from any module.
 - TensorFlow: layers of a copy compute with fake quantization in Keras 3. TensorFlow Model
   Optimization (tfmot), which is for tf_keras only, wraps layers.
-- BatchNorm is folded into the kernel before it is rounded in PyTorch, and after it in TensorFlow.
-- Weights of any width are int8 in PyTorch's file, with values unused. In TensorFlow's, at most 4
-  bits are int4, on a grid of 15 values, and slower than int8.
-- Concatenations, averages and the last output are float32 in PyTorch and 8 bits in TensorFlow.
+- BatchNorm is folded into the kernel before rounding in PyTorch, and after it in TensorFlow.
+- PyTorch's model stores weights of any width as int8. TensorFlow's file stores up to 4 bits as
+  int4, with 15 values, which is slower than int8.
+- Concatenations, averages and the last output are float32 in PyTorch and int8 in TensorFlow.
 
-When it helps and when it hurts: it helps below 8 bits, where rounding trained weights costs
-accuracy. At 8 bits rounding a trained model often loses little: try that first
-(`post_training_quantization.py`). A step takes up to twice as long. It needs a trained model, data
-with labels and a learning rate that is not large.
+When it helps and when it hurts: it helps below 8 bits, where rounding a trained model costs
+accuracy. At 8 bits that often costs little: try it first (`post_training_quantization.py`). A step
+takes up to twice as long. It needs a trained model, labelled data and a small learning rate.
 
 Run it alone: `python -m pt_impl.compression.quantization_aware_training` prints the accuracy with
-8, 4 and 2 bits, trained on and not.
+8, 4 and 2 bits, with and without this training.
 
 Copy with it: `pt_impl/kit/checks/quantization_aware_training.py`, `pt_impl/kit/pt2e_repairs.py`,
 `pt_impl/kit/tracing.py`.

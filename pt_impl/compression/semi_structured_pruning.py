@@ -1,30 +1,30 @@
-"""Semi-structured pruning: two zeros in each four weights, the pattern of sparse tensor cores.
+"""Semi-structured pruning: two zeros in every four weights, the pattern of sparse tensor cores.
 
     model = apply_two_to_four(model)  # a trained one; train it again, with an optimizer for it
     model = finalize_two_to_four(model)
     model = compress_two_to_four(model.half().cuda())  # to predict on an Nvidia GPU
 
-What it changes: of each four weights of a kernel that read neighbouring inputs the two of smaller
-magnitude become zero, once. They stay zero while the model trains on (Mishra et al., 2021, section
-4: train, prune once, train again with the same recipe). Of a group that the inputs do not fill two
-weights stay: a kernel of three inputs loses a third, one of two nothing.
+What it changes: four weights of neighbouring inputs form a group. The two smaller ones become zero,
+and stay zero while the model trains on (Mishra et al., 2021, section 4: train, prune once, train
+again with the same recipe). In a group of fewer weights two stay: a kernel with three inputs loses
+a third, one with two inputs nothing.
 
 Its twin: `tf_impl/compression/semi_structured_pruning.py`.
 
 Where the frameworks differ and why:
-- PyTorch (`torch.nn.utils.prune`) masks weights and gradients. In Keras 3 the layers read masked
-  kernels here, and gradients are masked.
-- tf_keras: TensorFlow Model Optimization (tfmot) masks variables in the forward pass. Steps move
+- PyTorch (`torch.nn.utils.prune`) masks weights and gradients. Keras 3 has no pruning. Here the
+  layers read masked kernels, and gradients are masked.
+- tf_keras: TensorFlow Model Optimization (tfmot) masks variables in the forward pass. Steps change
   masked weights, and the next pass sets them to zero again.
-- Only PyTorch has GPU kernels for the pattern: `compress_two_to_four` leaves the zeros of linear
-  layers out, for up to twice the speed. TensorFlow's converters keep the zeros.
+- Only PyTorch has GPU kernels for the pattern: `compress_two_to_four` skips the zeros of linear
+  layers, for up to twice the speed. TensorFlow's converters keep the zeros.
 
-When it helps and when it hurts: it helps where hardware can use the pattern. It costs less accuracy
-than removed channels and more than the same number of freely chosen zeros. On a CPU it buys
-nothing: kernels stay dense tensors.
+When it helps and when it hurts: it helps on hardware that can use the pattern. It costs less
+accuracy than removing channels, and more than the same number of freely chosen zeros. On a CPU it
+gains nothing: kernels stay dense tensors.
 
-Run it alone: `python -m pt_impl.compression.semi_structured_pruning` prints the dense model against
-the masked.
+Run it alone: `python -m pt_impl.compression.semi_structured_pruning` compares the dense with the
+masked model.
 
 Copy with it: `pt_impl/kit/checks/semi_structured_pruning.py`, `pt_impl/kit/masks.py`.
 """

@@ -1,28 +1,27 @@
-"""Weight quantization: the weights of linear layers in 8 or 4 bits, everything else in float.
+"""Weight quantization: weights of linear layers in 8 or 4 bits, everything else in float.
 
     model = apply_int8(model, example_inputs)  # a copy, on the CPU
     predict = torch.compile(model)
 
-What it changes: the weights of dense layers become integers and scales. They become float32 again
-where they are multiplied. Activations stay as they were. int8 has a scale for each output. int4 has
-one for each 32 inputs of an output, since 16 levels are too few for a whole row.
+What it changes: the weights of dense layers become integers and scales, and float32 again when they
+are multiplied. Activations do not change. int8 has one scale per output. int4 has one per 32 inputs
+of an output, since 16 levels are too few for a whole row.
 
 Its twin: `tf_impl/compression/weight_quantization.py`.
 
 Where the frameworks differ and why:
 - PyTorch: torchao replaces the weight tensors of any `nn.Module`.
-- TensorFlow: Keras's `model.quantize` changes a model in place. So a copy is needed, of models that
-  Keras can rebuild by itself.
-- PyTorch has a kernel that multiplies 4-bit weights on a CPU. Over float32 activations it is many
-  times slower than float weights.
-- TensorFlow has no such kernel: the graph makes floats of the weights first. It does so once for
-  kernels of at most 100 KiB in float32, else in every call.
+- TensorFlow: Keras's `model.quantize` changes a model in place. So it gets a copy, and the model
+  has to be one that Keras can rebuild.
+- PyTorch has a kernel for 4-bit weights on a CPU. With float32 activations it is many times slower
+  than float weights.
+- TensorFlow has no such kernel: the graph first converts the weights to floats, once for kernels of
+  at most 100 KiB in float32, otherwise in every call.
 
 When it helps and when it hurts: files and downloads shrink to a quarter or an eighth. It saves time
-where reading weights takes longest: one sample and large layers. With many samples the conversion
-comes on top of the same products. For speed on a CPU, quantize activations too
-(`post_training_quantization.py`).
-- The int4 weights of torchao are a prototype upstream.
+if reading weights takes longest: one sample and large layers. With many samples the conversion only
+adds time. For speed on a CPU, quantize activations, too (`post_training_quantization.py`).
+- torchao calls its int4 weights a prototype.
 
 Run it alone: `python -m pt_impl.compression.weight_quantization` prints time and size at each
 width.

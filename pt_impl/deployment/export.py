@@ -4,28 +4,28 @@
     predict = shared.runtimes.load_onnx(path, threads=1)
     logits = predict(array)  # any number of samples
 
-What it changes: who runs the model. Its operators and weights are written to a file. ONNX Runtime,
+What it changes: what runs the model. Its operators and weights are written to a file. ONNX Runtime,
 OpenVINO, LiteRT or ExecuTorch optimize it for the machine and run it, without PyTorch and without
 the model's source. Results differ by rounding.
 
 Its twin: `tf_impl/deployment/export.py`.
 
 Where the frameworks differ and why:
-- PyTorch has to record a graph first: `torch.export` follows one call, and takes the example's side
-  of a branch on an open size. TensorFlow has a graph, which tf2onnx translates.
-- tf2onnx writes an operator that ONNX lacks into the file all the same. ONNX's checker finds it.
-- Images go in as in the framework: NCHW from PyTorch, NHWC from TensorFlow. ONNX's operators know
-  only NCHW and LiteRT's only NHWC. So TensorFlow's ONNX files and PyTorch's LiteRT files begin with
-  a transposition.
-- int8 in ONNX comes from ONNX Runtime's tool for both. OpenVINO takes that file.
+- PyTorch has to record a graph first: `torch.export` traces one call. If code branches on a dynamic
+  size, it takes the example's branch. TensorFlow has a graph, which tf2onnx translates.
+- tf2onnx writes operators that ONNX lacks without an error. ONNX's checker finds them.
+- Files take images in the framework's layout: NCHW from PyTorch, NHWC from TensorFlow. ONNX's
+  operators take only NCHW and LiteRT's only NHWC. So TensorFlow's ONNX files and PyTorch's LiteRT
+  files begin with a transposition.
+- ONNX Runtime's tool makes int8 ONNX files for both. OpenVINO reads them.
 - Small devices: LiteRT (TFLite) comes with TensorFlow. PyTorch has ExecuTorch, and litert-torch for
   LiteRT: both are extra packages.
-- Keras 3's `export(format="onnx")` calls tf2onnx, too, but opens only the batch size.
+- Keras 3's `export(format="onnx")` calls tf2onnx, too, but only the batch size is dynamic.
 
 When it helps and when it hurts: it helps a program that only predicts: it starts at once and needs
-a fraction of the memory. It helps small models, whose time in a framework is mostly the
-framework's. Training stays behind, and so does what the format cannot say: operators that it lacks,
-branches on values. Compare a file with its model on real data before you use it.
+a fraction of the memory. Small models gain most, since most of their time is the framework's
+overhead. A file can't train, and can't hold operators that the format lacks, or branches on values.
+Compare a file with its model on real data before you use it.
 
 Run it alone: `python -m pt_impl.deployment.export` prints the time of each runtime at batch 1.
 

@@ -4,28 +4,27 @@
     predict = frozen_predict(model)  # torch.compile, constants folded
     save_cache("compiled.bin")  # after the first calls; elsewhere, before them: load_cache
 
-What it changes: what is computed anew in each call. With weights that never change, whatever
-depends on nothing else is computed once. BatchNorm in evaluation mode is a product and a sum for
-each channel, which the convolution before it can do: its kernel is scaled, its bias moved.
-- The compiler also lays kernels out as its products read them.
+What it changes: what each call computes. If weights never change, everything that depends only on
+them is computed once. BatchNorm in evaluation mode is one multiplication and addition per channel,
+which the convolution before it can do: its kernel is scaled, its bias shifted.
+- The compiler also packs kernels in the layout that matrix products read.
 
 Its twin: `tf_impl/deployment/frozen_inference.py`.
 
 Where the frameworks differ and why:
-- PyTorch: `freezing` is an option of TorchInductor, off by default. `torch.fx` folds BatchNorm
-  without a compiler.
-- TensorFlow: variables become constants, and grappler does the rest. There is no pass for BatchNorm
-  only.
+- PyTorch: `freezing` is an option of TorchInductor, off by default. Without a compiler, `torch.fx`
+  folds BatchNorm.
+- TensorFlow: variables become constants, and grappler does the rest. It can't fold only BatchNorm.
 - TorchInductor's compiled files can be saved, and loaded on another machine of the same kind. XLA
-  has a folder, which `TF_XLA_FLAGS=--tf_xla_persistent_cache_directory=...` names before the first
-  program. There is no call for it.
-- Repeated blocks are compiled once for all in PyTorch and one by one in TensorFlow
-  (`compilation.py`, `apply_compile(blocks=...)`).
+  has no such call, only a folder, which `TF_XLA_FLAGS=--tf_xla_persistent_cache_directory=...`
+  names before the first program.
+- PyTorch can compile repeated blocks once (`apply_compile(blocks=...)` of `compilation.py`),
+  TensorFlow compiles each.
 
-When it helps and when it hurts: it helps convolutions with BatchNorm, and small models, where an
-operator costs more than its arithmetic. It hurts where weights still change: predictions are those
+When it helps and when it hurts: it helps convolutions with BatchNorm, and small models, whose
+operators have more overhead than arithmetic. If weights change later, predictions are still those
 of the weights at the first call.
-- torch.compile takes seconds to minutes at first. A saved cache takes most of that away.
+- At first torch.compile takes seconds to minutes. A saved cache avoids most of that.
 
 Run it alone: `python -m pt_impl.deployment.frozen_inference` prints time and first call of each.
 

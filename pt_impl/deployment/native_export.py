@@ -1,32 +1,32 @@
-"""Native export: the model compiled ahead of time for PyTorch's own runtimes, and in place.
+"""Native export: the model compiled ahead of time for PyTorch's runtime, and in place.
 
     path = export_package(model, example_inputs, "model.pt2")
     predict = load_package(path, threads=1)  # arrays in and out, any number of samples
 
-What it changes: what runs between the model and its kernels. In place, `torch.compile` with
-freezing makes the weights constants, folds BatchNorm into convolutions and packs kernels for the
-CPU. AOTInductor compiles beforehand: its package (.pt2) holds a shared library that predicts
-without the model's source. Results differ by rounding.
+What it changes: what calls the kernels. In place, `torch.compile` with freezing makes the weights
+constants, folds BatchNorm into convolutions and packs kernels for the CPU. AOTInductor compiles
+ahead of time: its package (.pt2) holds a shared library that predicts without the model's source.
+Results differ by rounding.
 
 Its twin: `tf_impl/deployment/native_export.py`.
 
 Where the frameworks differ and why:
 - PyTorch: AOTInductor's package is machine code for the CPU that made it, and holds the weights.
-- TensorFlow: a SavedModel is a graph for any machine, which is optimized when it is loaded.
+- TensorFlow: a SavedModel is a graph for any machine, and is optimized when it is loaded.
 - In place, PyTorch freezes the weights into constants. XLA gets them as arguments, so it can't fold
-  BatchNorm into them.
-- XLA compiles for every batch size. `torch.compile` opens the batch size at the second one.
-- TensorFlow's threads are those of the process, fixed before its first operation.
-- TorchScript is PyTorch's old way, and deprecated. TensorRT left TensorFlow's builds with 2.18;
-  Torch-TensorRT is a package.
+  BatchNorm.
+- XLA compiles for every batch size. At a second batch size, `torch.compile` makes it dynamic.
+- TensorFlow's number of threads is fixed before the first operation of the process.
+- TorchScript, PyTorch's older way, is deprecated. TensorFlow's builds have no TensorRT since 2.18;
+  Torch-TensorRT is a separate package.
 
-When it helps and when it hurts: where the framework need not be installed, use
-`deployment/export.py`.
-- The package helps where PyTorch is installed but must not compile. It starts as fast as PyTorch
-  does, and works only with the CPU and the torch that made it.
-- In place, each process compiles.
+When it helps and when it hurts: if the framework need not be installed, use `deployment/export.py`.
+- The package helps if PyTorch is installed but must not compile. It starts as fast as PyTorch, and
+  works only with the CPU and the torch version that made it.
+- In place, each process has to compile.
 
-Run it alone: `python -m pt_impl.deployment.native_export` prints eager against the others.
+Run it alone: `python -m pt_impl.deployment.native_export` compares eager predictions with the
+others.
 
 Copy with it: `pt_impl/kit/checks/native_export.py`, `pt_impl/kit/signatures.py`,
 `shared/runtimes.py`.

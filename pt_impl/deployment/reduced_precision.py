@@ -1,29 +1,29 @@
-"""Reduced precision: predictions in half-width arithmetic, from the weights as they are.
+"""Reduced precision: predictions in 16-bit arithmetic, from float32 weights.
 
     predict = make_predict(model)  # bfloat16
     output = predict(x)  # in float32
 
 What it changes: convolutions and matrix products of a prediction compute in bfloat16 or float16.
-The weights stay float32 and are cast in every call. The output is float32. The model can go on
-training.
-- A layer of `keep_fp32` computes in float32 from then on, in other calls too.
+The weights stay float32 and are cast in every call. The output is float32. The model can still be
+trained.
+- Layers of `keep_fp32` compute in float32 from then on, also in other calls.
 
 Its twin: `tf_impl/deployment/reduced_precision.py`.
 
 Where the frameworks differ and why:
 - PyTorch: autocast decides for each operator while it runs. TensorFlow: Keras decides for each
-  layer while the graph is traced. It is as in training (`train_step/mixed_precision.py`).
-- Layers that may not round keep float32: in PyTorch since autocast leaves their operators as they
-  are, in TensorFlow by their policy.
+  layer while the graph is traced. Both do so in training, too (`train_step/mixed_precision.py`).
+- Layers that must not round keep float32: in PyTorch because autocast does not cast their
+  operators, in TensorFlow by their policy.
 
-When it helps and when it hurts: it helps where the hardware computes in the dtype (CUDA, CPUs with
-AVX512-BF16 or AMX) and batches are large. It hurts single samples, which pay for the casts, and
-CPUs that emulate the dtype. A file for another runtime is faster still (`export.py`,
+When it helps and when it hurts: it helps if the hardware computes in the dtype (CUDA, CPUs with
+AVX512-BF16 or AMX) and batches are large. Single samples become slower, because of the casts, and
+so do CPUs that emulate the dtype. A file for another runtime is faster still (`export.py`,
 `native_export.py`).
 - `model.to(torch.bfloat16)` casts the weights once and halves their memory, but rounds statistics
-  and normalisation too.
+  and normalisation, too.
 
-Run it alone: `python -m pt_impl.deployment.reduced_precision` prints float32 against bfloat16.
+Run it alone: `python -m pt_impl.deployment.reduced_precision` compares float32 with bfloat16.
 
 Copy with it: `pt_impl/kit/calling.py`, `pt_impl/kit/checks/mixed_precision.py`,
 `pt_impl/train_step/mixed_precision.py`.

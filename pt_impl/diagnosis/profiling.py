@@ -1,31 +1,31 @@
-"""Profiling: where the time of a train step goes, by the framework's own profiler.
+"""Profiling: where the time of a train step goes, by the framework's profiler.
 
     print(profile_steps(step, batches))  # a table of parts and operators
 
-What it changes: nothing but the time of the profiled steps. Steps with and without the profiler
-alternate over the same batches. The profile becomes one breakdown with the same parts in both
-frameworks: waiting for data, host to device, forward, backward, optimizer, communication, the
-framework between operators, idle. It adds up to the step as timed without the profiler. What the
-profiler added is reported (`profiler_cost`) and subtracted.
+What it changes: only the time of the profiled steps. Steps with and without the profiler alternate
+over the same batches. The breakdown has the same parts in both frameworks: waiting for data, host
+to device, forward, backward, optimizer, communication, the framework between operators, idle. They
+add up to the step without the profiler. The profiler's cost is reported (`profiler_cost`) and
+subtracted.
 
 Its twin: `tf_impl/diagnosis/profiling.py`.
 
 Where the frameworks differ and why:
-- PyTorch: an operator is backward where the autograd engine called it. It is the optimizer's within
+- PyTorch: an operator is backward if the autograd engine called it. It is the optimizer's within
   the optimizer's range.
-- TensorFlow: the step is one graph, so the names of scopes tell: `gradient_tape` is backward, an
-  optimizer's class its update. Without `tf.function` all counts as forward. So do an optimizer of
-  another `name` and a custom gradient outside of `tf.name_scope("gradient_tape")`.
-- What `torch.compile` compiled is forward or backward as a whole. What XLA compiled is one
-  operator, and is refused.
-- PyTorch's operators run one after the other in the step's thread. TensorFlow's run in a pool, and
-  those at the same time share the moment.
-- TensorFlow's profiler writes an `XSpace` for TensorBoard. It has allocations only of a GPU.
+- TensorFlow: the step is one graph, so scope names decide: `gradient_tape` is backward, an
+  optimizer's class its update. Without `tf.function` everything counts as forward. So does an
+  optimizer with another `name`, and a custom gradient outside of `tf.name_scope("gradient_tape")`.
+- A region compiled by `torch.compile` is forward or backward as a whole. Code compiled by XLA is
+  one operator, and is refused.
+- PyTorch's operators run one after another in the step's thread. TensorFlow's run in a pool, and
+  simultaneous operators share the time.
+- TensorFlow's profiler writes an `XSpace` for TensorBoard, with memory allocations only of a GPU.
 
-When it helps and when it hurts: it says which part of the step is worth a technique, before you try
-one. Each recorded event costs about a microsecond, so a step of many small operators is slower
-under the profiler. Look at its cost. On a CPU nothing crosses to a device. "idle" is time in which
-the step's thread slept, or waited for a core that others use.
+When it helps and when it hurts: it says which part of the step to improve, before you try a
+technique. Each recorded event costs about a microsecond, so a step of many small operators is
+slower under the profiler: look at its cost. On a CPU nothing is moved to a device. "idle" is time
+in which the step's thread slept, or waited for a core that others use.
 
 Run it alone: `python -m pt_impl.diagnosis.profiling` prints the breakdown of the digits CNN.
 

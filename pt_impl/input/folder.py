@@ -1,32 +1,32 @@
-"""Input pipeline: a folder of JPEG files as batches, in the forms that the documentation shows.
+"""Input pipeline: batches from a folder of JPEG files, as the documentation shows it.
 
     for x, y in uint8_loader("photos", batch_size=32, seed=0):  # instead of your loop's batches
         loss = step(x, y)
 
 What it changes: where images are read, decoded, cropped, flipped and normalised, and how they get
 to the training loop. All loaders give the same batches: float32 images, normalised by ImageNet's
-mean and deviation, and int64 labels. Images are (n, 3, 224, 224), in TensorFlow (n, 224, 224, 3).
-Order and crops follow from the seed and the epoch (`shared/epochs.py`). Each iteration is the next
-epoch.
+mean and standard deviation, and int64 labels. Images are (n, 3, 224, 224), in TensorFlow (n, 224,
+224, 3). Order and crops follow from the seed and the epoch (`shared/epochs.py`). Each pass over the
+loader is the next epoch.
 
 Its twin: `tf_impl/input/folder.py`.
 
 Where the frameworks differ and why:
-- PyTorch: decoding in Python holds the interpreter's lock at times, so a DataLoader works in
-  processes and has to move images from them. By default it has no workers, and the training loop
-  waits for every image.
-- TensorFlow: tf.data works in threads, without Python. Unless told not to, it makes the plainest
-  map parallel, fuses it with the batch and prefetches.
+- PyTorch: Python code holds the interpreter's lock at times, so a DataLoader works in processes,
+  which have to send their images. By default it has no workers, and the training loop waits for
+  every image.
+- TensorFlow: tf.data works in threads, without Python. By default it makes even the plainest map
+  parallel, fuses it with the batch and prefetches.
 - Pixels are rounded to uint8 after the resize in PyTorch. They stay float32 in TensorFlow, except
   in `uint8_loader`.
-- PyTorch takes all CMYK files as inverted. TensorFlow does so only with Adobe's marker.
+- PyTorch treats all CMYK files as inverted, TensorFlow only those with Adobe's marker.
 
-When it helps and when it hurts: it takes its share of the cores that train. `tuned_folder.py` is
+When it helps and when it hurts: it competes with training for the cores. `tuned_folder.py` is
 faster.
-- Worker processes help where a sample takes longer to make than to move from process to process.
-  Small arrays in memory don't.
+- Worker processes help if a sample takes longer to make than to send to another process. Small
+  arrays in memory don't.
 
-Run it alone: `python -m pt_impl.input.folder` prints samples/s of each loader beside the limit.
+Run it alone: `python -m pt_impl.input.folder` prints samples/s of each loader, and the work limit.
 
 Copy with it: `pt_impl/kit/photos.py`, `shared/epochs.py`, `shared/images.py`.
 """

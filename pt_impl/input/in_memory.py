@@ -1,30 +1,29 @@
-"""In-memory input pipeline: small images from arrays, standardised, shifted at random, in batches.
+"""In-memory input pipeline: batches of small images from arrays, standardised and randomly shifted.
 
     for x, y in vectorised_loader("data", batch_size=128, seed=0):  # data/train_x.npy, train_y.npy
         loss = step(x, y)
 
-What it changes: how samples that are in memory already become batches. The work on one sample takes
-microseconds, less than what a pipeline does around it. So it matters how often anything is called:
-once a sample, or once a batch. Every loader gives the same batches: each image less its mean and
-divided by its deviation, padded by two pixels and cropped to its size, in float32, and int64
-labels. Images are (n, channels, height, width), in TensorFlow (n, height, width, channels). Order
-and shifts follow from the seed and the epoch (`shared/epochs.py`). Each iteration is the next
-epoch.
+What it changes: how samples in memory become batches. The work on one sample takes microseconds,
+less than a pipeline's overhead. So it matters whether functions are called once per sample or once
+per batch. Every loader gives the same batches: each image less its mean, divided by its standard
+deviation, padded by two pixels and cropped to its size, in float32, and int64 labels. Images are
+(n, channels, height, width), in TensorFlow (n, height, width, channels). Order and shifts follow
+from the seed and the epoch (`shared/epochs.py`). Each pass over the loader is the next epoch.
 
 Its twin: `tf_impl/input/in_memory.py`.
 
 Where the frameworks differ and why:
-- PyTorch: a Dataset has `__getitem__` for a sample and `__getitems__` for a batch. TensorFlow: the
+- By sample or by batch: a PyTorch Dataset has `__getitem__` and `__getitems__`, in TensorFlow the
   order of `map` and `batch` decides.
-- Parallel means processes in PyTorch, which share one copy of the data and have to send each batch
-  back. It means threads in TensorFlow, and nothing is moved.
-- tf.data has a cache, in memory or on disk. In PyTorch the cache is written out here: a tensor, or
-  a mapped array on disk. Only TensorFlow has `snapshot_loader`.
+- PyTorch works in parallel by processes, which share one copy of the data and have to send each
+  batch. TensorFlow uses threads, so nothing is sent.
+- tf.data has a cache, in memory or on disk. PyTorch has none, so it is written here: a tensor, or a
+  mapped array on disk. Only TensorFlow has `snapshot_loader`.
 
 When it helps and when it hurts: a batch at a time is many times as fast as a sample at a time. A
-cache saves the work that is the same in every epoch. Here that is a standardisation, which hardly
-takes longer than reading what is stored.
-- Worker processes cost more than they bring.
+cache saves the work that is the same in every epoch. Here that is the standardisation, which takes
+hardly longer than reading the cache.
+- Worker processes cost more than they save.
 
 Run it alone: `python -m pt_impl.input.in_memory` prints samples/s of each loader.
 

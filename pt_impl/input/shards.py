@@ -4,25 +4,25 @@
     for x, y in interleaved_loader("shards", batch_size=32, seed=0):
         loss = step(x, y)
 
-What it changes: where samples lie. Each small file of a folder costs an open, and on a disk or over
-a network a seek. A shard is read in one go. The price is the order: that of the shards is drawn in
-each epoch, and the next sample comes from a buffer of `shuffle_buffer` samples. Batches are those
-of `folder.py`. A crop follows from the seed, the epoch and the sample's row in the folder that the
-shards were made of.
+What it changes: how samples are stored. Each small file in a folder has to be opened, which on a
+disk or over a network costs a seek. A shard is read from front to back. So the order is less
+random: shards are shuffled in each epoch, and samples are drawn from a buffer of `shuffle_buffer`
+samples. Batches are those of `folder.py`. A crop follows from the seed, the epoch and the sample's
+place in the original folder.
 
 Its twin: `tf_impl/input/shards.py`.
 
 Where the frameworks differ and why:
-- Shards are tar files in PyTorch, by the webdataset convention, and TFRecord files in TensorFlow.
+- Shards are tar files (webdataset's convention) in PyTorch, and TFRecord files in TensorFlow.
 - PyTorch reads in processes. Each has its share of the shards, a buffer, and a last batch that may
   be smaller. TensorFlow reads in threads, several shards in turn into one buffer.
-- PyTorch has no shuffle buffer, so it is written here. tf.data's draws in another order, also from
-  the seed of `tf.random.set_seed` where one is set.
+- PyTorch has no shuffle buffer, so it is written here. tf.data's draws another order, which also
+  depends on `tf.random.set_seed` if that is called.
 - Each epoch has the same samples, crops and flips in both.
 
-When it helps and when it hurts: it helps where opening files is slow. In the page cache a folder is
-as fast. With a buffer smaller than a shard, neighbouring samples stay near each other.
-- With fewer shards than workers some workers have nothing to do.
+When it helps and when it hurts: it helps if opening files is slow. A folder in the page cache is as
+fast. With a buffer smaller than a shard, neighbouring samples stay near each other.
+- With fewer shards than workers, some workers have nothing to do.
 
 Run it alone: `python -m pt_impl.input.shards` prints samples/s of each loader.
 

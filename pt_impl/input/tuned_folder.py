@@ -1,28 +1,27 @@
-"""Tuned input pipeline: a folder of JPEG files as batches, close to the limit of the work itself.
+"""Tuned input pipeline: batches from a folder of JPEG files, close to the limit of decoding.
 
     for x, y in tuned_loader("photos", batch_size=32, seed=0):
         loss = step(x, y)  # x is valid until the next batch but one is asked for
 
-What it changes: what happens between the work on a sample and the training loop. `tuned_loader`
-decodes in processes that write normalised images straight into a ring of shared batches. Only the
-number of a slot comes back. `threads_loader` decodes in threads. Batches, files and crops are those
-of `folder.py`.
+What it changes: how samples get to the training loop. `tuned_loader` decodes in processes that
+write normalised images directly into a ring of shared batches, and send only the number of a slot.
+`threads_loader` decodes in threads. Batches, files and crops are those of `folder.py`.
 
 Its twin: `tf_impl/input/tuned_folder.py`.
 
 Where the frameworks differ and why:
-- PyTorch: a DataLoader moves every batch between processes, in new shared memory whose pages the
-  kernel clears first. The ring is made once. Its batches are lent: x is valid until the next batch
-  but one.
-- TensorFlow: tf.data's threads share the memory of the process, so a batch is the caller's to keep.
-  It fuses a map with the batch that follows, so that each call copies its image while the cache
-  still has it.
-- Threads in Python take turns for what is not decoding or resizing. In TensorFlow no Python runs
-  for a sample. So `threads_loader` is PyTorch's only.
-- `service_loader` is TensorFlow's only: PyTorch's workers are processes of the machine that trains.
+- PyTorch: a DataLoader sends every batch to the training process, in new shared memory whose pages
+  the kernel clears first. The ring is made once, and its batches are reused: x is valid until the
+  next batch but one.
+- TensorFlow: tf.data's threads share the memory of the process, so the caller may keep a batch. It
+  fuses a map with the batch that follows, so that each call copies its image while the cache still
+  has it.
+- Python threads take turns except while decoding or resizing. In TensorFlow no Python runs for a
+  sample, so only PyTorch has `threads_loader`.
+- Only TensorFlow has `service_loader`: PyTorch's workers run on the machine that trains.
 
-When it helps and when it hurts: it helps where samples are large and their work is short, such as
-photos. The ring takes memory for workers * 2 + 2 batches. Threads take less and start at once.
+When it helps and when it hurts: it helps if samples are large and quickly made, such as photos. The
+ring needs memory for workers * 2 + 2 batches. Threads need less and start at once.
 
 Run it alone: `python -m pt_impl.input.tuned_folder` prints samples/s of both.
 

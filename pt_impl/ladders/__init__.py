@@ -1,5 +1,5 @@
-"""Ladders: whole trainings, each a program of one file that uses techniques as a user would.
+"""Ladders: whole trainings, each in one file that uses techniques as a user would.
 
-No technique: each is climbed rung by rung (`twinbench ladder`). Read `image_classification.py`
+`twinbench ladder` runs them with one technique more each time. Read `image_classification.py`
 first.
 """

@@ -1,26 +1,26 @@
-"""Domain adaptation: an adversarial training (DANN), from arrays on disk to a model in use.
+"""Domain adaptation: adversarial training (DANN), from arrays on disk to a model in use.
 
 What it changes: the program that a tutorial ends with (samples standardised and shifted one at a
-time by the process that trains, an eager float32 step of features, head and domain head) takes one
-technique more with each rung, and everything below stays:
+time by the process that trains, an eager float32 step of features, head and domain head) gets one
+more technique at each rung, on top of those before:
 
 1. input_pipeline: both domains are standardised once, and shifted a batch at a time.
 2. mixed_precision: forward passes and predictions compute in bfloat16, over float32 weights.
-3. clipping: gradients are scaled to a norm of at most 0.5, as is usual for adversarial losses.
+3. clipping: gradients are clipped at a norm of 0.5, as is usual for adversarial losses.
 4. compiled: forward pass, loss and update by `torch.compile`.
 
 Its twin: `tf_impl/ladders/domain_adaptation.py`.
 
 Where the frameworks differ and why:
-- Compiled in PyTorch: two regions, and Python between them. In TensorFlow: the whole step by XLA.
+- Compilation: PyTorch compiles two regions, with Python between them. In TensorFlow XLA compiles
+  the whole step.
 - Predictions are eager in PyTorch and one graph in TensorFlow.
 
-When it helps and when it hurts: each rung helps by its technique: see the files that this one
-imports. The step passes both domains through the features, so what makes a step faster counts
-twice. The pipeline does twice the work, too.
+When it helps and when it hurts: see the files of the techniques, which this one imports. Step and
+pipeline process two domains, so techniques that speed them up count twice.
 
 Run it alone: `python -m pt_impl.ladders.domain_adaptation` trains on digits over photos, plain and
-with all rungs but the compiler's.
+with all rungs except compilation.
 """
 
 import math

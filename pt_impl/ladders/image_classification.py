@@ -1,38 +1,40 @@
 """Image classification: a whole training, from photos on disk to a model in use, rung by rung.
 
 What it changes: the program that a tutorial ends with (photos decoded by the process that trains,
-an eager float32 step, the last weights, predictions by the model itself) takes one technique more
-with each rung, and everything below stays:
+an eager float32 step, the last weights, predictions by the model itself) gets one more technique at
+each rung, on top of those before:
 
-1. input_pipeline: photos are decoded in other processes, into a ring of batches that all share.
+1. input_pipeline: photos are decoded in other processes, into a ring of shared batches.
 2. mixed_precision: forward passes and predictions compute in bfloat16, over float32 weights.
-3. memory_format: the channels of a pixel lie together. Until here batches are turned to
-   channels first, whatever the pipeline gives, so that the rung below gains nothing from it.
+3. memory_format: the channels of a pixel lie together. Before this rung, batches are converted to
+   channels first, so that earlier rungs gain nothing from it.
 4. accumulation: a batch in two micro-batches, each normalised by itself.
 5. compiled: forward and backward pass, loss and update by `torch.compile`.
-6. averaged_weights: an exponential average of the weights is used in the end, with statistics of
-   BatchNorm that are made anew for it.
-7. pruned: whole channels leave the trained network, which trains on, with all of the above.
-8. int8: static int8 in a file of ONNX Runtime, which predicts from then on.
+6. averaged_weights: an exponential average of the weights is used in the end, with BatchNorm's
+   statistics computed for it.
+7. pruned: whole channels are removed from the trained network, which trains on, with all of the
+   above.
+8. int8: ONNX Runtime predicts with a static int8 file.
 
 Its twin: `tf_impl/ladders/image_classification.py`.
 
 Where the frameworks differ and why:
-- The plain program in PyTorch waits for every photo, since a DataLoader has no workers unless told.
+- PyTorch's plain program waits for every photo, since a DataLoader has no workers by default.
   tf.data decodes while the step trains.
-- channels_last is TensorFlow's default: that rung changes nothing there.
-- Compiled in PyTorch: two regions, and Python between them. In TensorFlow: the whole step by XLA.
+- channels_last is TensorFlow's default, so that rung changes nothing there.
+- Compilation: PyTorch compiles two regions, with Python between them. In TensorFlow XLA compiles
+  the whole step.
 - Predictions before the last rung are eager in PyTorch and one graph in TensorFlow.
-- A batch of PyTorch's tuned pipeline is lent, so what is kept of it is copied. In TensorFlow it is
-  the caller's to keep.
+- PyTorch's tuned pipeline reuses its batches, so they are copied before they are kept. In
+  TensorFlow they may be kept.
 
-When it helps and when it hurts: each rung helps by its technique: see the files that this one
-imports. Accumulation saves memory and costs time. An average costs a pass over the weights a step.
-Not every rung pays on every machine: leave out those that don't. The order is that of
-`stacking.py`. Pruning and integers come last, since training has to be over.
+When it helps and when it hurts: see the files of the techniques, which this one imports.
+Accumulation saves memory and costs time. An average costs a pass over the weights per step. Not
+every rung helps on every machine: leave out those that don't. The order is that of `stacking.py`.
+Pruning and int8 come last, since training has to be over.
 
 Run it alone: `python -m pt_impl.ladders.image_classification` trains ResNet-18 plain and with all
-rungs but the compiler's, on photos that it writes first.
+rungs except compilation, on photos that it writes first.
 """
 
 from collections.abc import Callable, Iterator

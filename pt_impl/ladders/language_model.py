@@ -1,30 +1,27 @@
 """Language model: pre-training of a GPT or a BERT, from characters on disk to a model in use.
 
 What it changes: the program that a tutorial ends with (an eager float32 step and AdamW in its
-default implementation, one process) takes one technique more with each rung, and everything below
-stays:
+default implementation, one process) gets one more technique at each rung, on top of those before:
 
 1. mixed_precision: forward passes and predictions compute in bfloat16, over float32 weights.
 2. fused_optimizer: one kernel updates all weights.
-3. checkpointing: the inside of each transformer block is computed again in the backward pass.
+3. checkpointing: each transformer block is recomputed in the backward pass.
 4. accumulation: a batch in two micro-batches.
-5. data_parallel: processes with a share of the cores, and of each batch; gradients are summed.
+5. data_parallel: processes with a share of the cores and of each batch; gradients are summed.
 
 Its twin: `tf_impl/ladders/language_model.py`.
 
 Where the frameworks differ and why:
-- PyTorch: data_parallel starts processes, which are handed each batch and train on their part of
-  it.
+- PyTorch: data_parallel starts processes, which train on their part of each batch.
 - TensorFlow: data_parallel is one process with a device for each replica (MirroredStrategy). On a
   CPU these are logical devices, which have to be made before TensorFlow runs.
-- PyTorch exchanges a part's gradients with each micro-batch, TensorFlow once after the last.
-- The fused kernel takes all weights at once in PyTorch and one variable at a time in TensorFlow.
+- PyTorch exchanges gradients after each micro-batch, TensorFlow once after the last.
+- The fused kernel updates all weights at once in PyTorch and one variable at a time in TensorFlow.
 - Predictions are eager in PyTorch and one graph in TensorFlow.
 
-When it helps and when it hurts: each rung helps by its technique: see the files that this one
-imports. Replicas on one CPU share what one process has already. They gain where its operators do
-not use all cores, and each costs a copy of everything. Checkpointing and accumulation save memory
-and cost time.
+When it helps and when it hurts: see the files of the techniques, which this one imports. Replicas
+on one CPU share its cores. They gain only if one process does not use all cores, and each needs a
+copy of everything. Checkpointing and accumulation save memory and cost time.
 
 Run it alone: `python -m pt_impl.ladders.language_model` trains a small GPT plain and with all
 rungs; with `text-bert` after it, a small BERT.

@@ -1,36 +1,36 @@
-"""Data parallelism: replicas of a model, each on its part of the batch, on one machine or many.
+"""Data parallelism: replicas of a model, each with a part of the batch, on one machine or many.
 
     replicated = apply_data_parallel(model)  # in each process, after init_process_group
     step = make_train_step(replicated, optimizer, loss_fn)
     for (x, y), samples in distribute(replicated, batches):
         loss = step(x, y, samples)
 
-What it changes: every replica runs forward and backward pass on its part of the global batch,
-gradients are summed over all, and each applies the same update. A part counts by its samples, so n
-replicas train to the weights of one process with the whole batch, also where the last batch is
-smaller. BatchNorm sees each replica's part, unless `synchronised_norm`. Dropout draws other masks.
-A loss has to be a mean over samples. With class weights, or over labels without padding
-(`ignore_index`, in Keras `ignore_class`), parts with few of them weigh more. Let `loss_fn` divide
-the sum by the samples instead.
+What it changes: every replica runs the forward and backward pass on its part of the global batch,
+gradients are summed over all, and each replica applies the same update. Parts are weighted by their
+samples, so n replicas reach the weights of one process with the whole batch, even if the last batch
+is smaller. BatchNorm sees each replica's part, unless `synchronised_norm`. Dropout draws other
+masks. The loss has to be a mean over samples. With class weights, or a mean over labels without
+padding (`ignore_index`, in Keras `ignore_class`), labels in parts with few of them weigh more. Then
+let `loss_fn` divide the sum by the number of samples.
 
 Its twin: `tf_impl/parallel/data_parallel.py`.
 
 Where the frameworks differ and why:
-- PyTorch: DDP goes around a model that exists. It divides the sum of gradients by the replicas, and
-  sends buckets of them during the backward pass.
-- TensorFlow: tf.distribute mirrors variables where they are made, so `apply_data_parallel` calls
-  the function that makes the model. It sums gradients, and the graph decides their order.
+- PyTorch: DDP wraps an existing model. It divides the sum of gradients by the number of replicas,
+  and sends buckets of gradients during the backward pass.
+- TensorFlow: tf.distribute mirrors variables when they are created, so `apply_data_parallel` calls
+  the function that makes the model. It sums gradients, in an order that the graph decides.
 - PyTorch has FSDP2 (`sharded`). TensorFlow keeps whole variables on each replica.
 - Dropout masks are the same on each replica in Keras 3.
-- Keras's `fit` works under MirroredStrategy. That of Keras 3 fails under
-  MultiWorkerMirroredStrategy (keras#20585).
-- Ports: gloo binds to one interface in PyTorch. TensorFlow opens each port of TF_CONFIG on every
-  interface.
+- Keras's `fit` works under MirroredStrategy. In Keras 3 it fails under MultiWorkerMirroredStrategy
+  (keras#20585).
+- Ports: PyTorch's gloo listens on one interface, TensorFlow on every interface, for each port of
+  TF_CONFIG.
 
-When it helps and when it hurts: it helps where a step takes long compared with the exchange of
+When it helps and when it hurts: it helps if a step takes long compared with the exchange of
 gradients: 2 (n - 1) / n times their size through each replica's link. Replicas on the cores of one
 CPU gain nothing.
-- `sharded` is for models that do not fit.
+- `sharded` is for models that do not fit into one device.
 
 Run it alone: `python -m pt_impl.parallel.data_parallel` trains on one and two replicas.
 `pt_impl/kit/replicas.py` starts the processes, and says how torchrun does on many machines.

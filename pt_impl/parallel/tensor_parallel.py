@@ -1,30 +1,30 @@
-"""Tensor parallel: parts of the same layers on several devices; with replicas, a hybrid.
+"""Tensor parallelism: parts of the same layers on several devices; with replicas, a hybrid.
 
     mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("data", "model"))
     apply_tensor_parallel(model, mesh, plan_pairs(model, pairs="block*.up > block*.down"))
     step = make_train_step(model, optimizer, loss_fn, mesh)
 
-What it changes: pairs of dense layers keep their arithmetic, but each device computes a part. The
-first of a pair is split by its outputs, the second by its inputs, and one sum over all devices ends
-the pair. The backward pass has another sum (Megatron-LM, Shoeybi et al., 2019). In the hybrid each
-of several replicas is split so, and takes its part of the batch. Losses and weights are those of
-one device with the whole batch.
+What it changes: each device computes a part of each pair of dense layers. The first of a pair is
+split by its outputs, the second by its inputs, and the pair ends with one sum over all devices. The
+backward pass has another sum (Megatron-LM, Shoeybi et al., 2019). In the hybrid each of several
+replicas is split like this, and gets a part of the batch. Losses and weights are those of one
+device with the whole batch.
 
 Its twin: `tf_impl/parallel/tensor_parallel.py`.
 
 Where the frameworks differ and why:
-- PyTorch has a process for each part, and a plan that names modules (`parallelize_module`).
-- TensorFlow has one process with a device for each part. Variables have a layout (DTensor), and the
-  compiler finds out what travels. Keras 3's distribution works only with JAX, so models are called
+- PyTorch has one process per part, and a plan that names modules (`parallelize_module`).
+- TensorFlow has one process with a device per part. Variables have a layout (DTensor), and the
+  compiler decides what is sent. Keras 3's distribution works only with JAX, so models are called
   without their variables (`stateless_call`).
 - The hybrid shards parameters, gradients and optimizer state over the replicas in PyTorch (FSDP2).
-  In TensorFlow each replica holds all of its part.
-- BatchNorm in the hybrid sees a replica's part of the batch in PyTorch, and the running statistics
-  are those of one replica. In TensorFlow it sees the whole batch.
+  In TensorFlow they are whole in each replica.
+- In the hybrid PyTorch's BatchNorm sees a replica's part of the batch, and one replica's running
+  statistics are kept. TensorFlow's sees the whole batch.
 
-When it helps and when it hurts: it helps where layers are wide and devices have the fastest links:
-each pair costs two sums of activations a step, in which all devices wait for one another. Every
-device computes the other layers in full. Dropout draws other masks.
+When it helps and when it hurts: it helps if layers are wide and links are very fast: each pair
+costs two sums of activations per step, during which all devices wait. Every device computes the
+other layers in full. Dropout draws other masks.
 
 Run it alone: `python -m pt_impl.parallel.tensor_parallel` prints one process against two and four.
 Its functions are called in each of several processes: `pt_impl/kit/replicas.py` starts them.

@@ -1,39 +1,39 @@
-"""Augmentation: images are changed at random while they are trained on.
+"""Augmentation: random changes of images during training.
 
     policy = Policy(rotation=10, zoom=0.1, shift=0.1, mixup=0.2)
     step = make_augmenting_step(step, policy, generator)  # on the device, a batch at once
     dataset = augmented_dataset(dataset, policy)  # or on the host, in a DataLoader's workers
 
-What it changes: what a model sees of an image in each epoch, and nothing on the test set. Geometry
-(flips, rotation, zoom, shift) is one bilinear sampling of each image. Colour is brightness (added),
-contrast (about the image's mean) and saturation (about its grey). Mixup (Zhang et al., 2018,
-"mixup: Beyond Empirical Risk Minimization") blends two samples and their labels with a share of
-Beta(alpha, alpha). Cutmix (Yun et al., 2019) pastes a box of another sample and shares labels by
-area. `draw` gives numbers and `transform` applies them.
+What it changes: how an image looks in each epoch. The test set stays as it is. Geometry (flips,
+rotation, zoom, shift) is one bilinear sampling of each image. Colour is brightness (added),
+contrast (around the image's mean) and saturation (around its grey). Mixup (Zhang et al., 2018,
+"mixup: Beyond Empirical Risk Minimization") blends two samples and their labels with a share drawn
+from Beta(alpha, alpha). Cutmix (Yun et al., 2019) pastes a box of another sample and mixes labels
+by area. `draw` draws random numbers and `transform` applies them.
 
 Its twin: `tf_impl/recipes/augmentation.py`.
 
 Where the frameworks differ and why:
 - With the same parameters images agree to float32's rounding.
-- PyTorch: random numbers come from a `torch.Generator`, whose state goes into a checkpoint. A
-  dataset copies it into every DataLoader worker, so there numbers depend only on the seed, the
-  epoch and the batch's first index.
+- PyTorch: random numbers come from a `torch.Generator`, whose state goes into a checkpoint. Every
+  DataLoader worker has a copy of the dataset. So there numbers depend only on the seed, the epoch
+  and the batch's first index.
 - TensorFlow: random numbers come from stateless functions of a seed. A step takes seeds from a
   `tf.random.Generator`, a variable that goes into a checkpoint. A `tf.data` pipeline maps in
-  parallel, so it takes them from a dataset of random numbers, whose place is saved with the
+  parallel, so it takes seeds from a dataset of random numbers, whose position is saved with the
   iterator.
-- `grid_sample` (PyTorch) counts in halves of an image, so a sample that is not moved is taken as it
-  is. `ImageProjectiveTransformV3` (TensorFlow) counts in pixels and does not run under XLA: augment
-  before the step.
+- `grid_sample` (PyTorch) takes coordinates from -1 to 1, so a sample that is not moved skips it.
+  `ImageProjectiveTransformV3` (TensorFlow) takes pixels and does not run under XLA: augment before
+  the step.
 - A batch is NCHW in PyTorch and NHWC in TensorFlow.
-- Keras's layers (`RandomRotation`, `MixUp`, ...) draw and apply in one.
+- Keras's layers (`RandomRotation`, `MixUp`, ...) draw and apply in one call.
 
-When it helps and when it hurts: it helps most where labels are few and the change leaves the label
-true. A flipped digit is none, and a six that is rotated far is a nine. Mixup and cutmix need longer
-training, and their training loss is no longer comparable. On the host it takes time of the input
-pipeline, on the device time of the step.
+When it helps and when it hurts: it helps most if labels are few and the change keeps the label
+true. A flipped digit is not a digit, and a six rotated far is a nine. Mixup and cutmix need longer
+training, and their training loss can't be compared. On the host it slows the input pipeline, on the
+device the step.
 
-Run it alone: `python -m pt_impl.recipes.augmentation` prints accuracies and samples a second.
+Run it alone: `python -m pt_impl.recipes.augmentation` prints accuracies and samples/s.
 
 Copy with it: `pt_impl/kit/checks/augmentation.py`.
 """

@@ -1,32 +1,32 @@
-"""Checkpoints: a training that can be interrupted at any step and goes on as if it had not been.
+"""Checkpoints: a training can be interrupted at any step, and continues as if it had not been.
 
     checkpoints = Checkpoints("folder", model, optimizer)
     state = checkpoints.resume() or {"epoch": 0}  # before the loop
     checkpoints.save(step, state, metric)  # within it, as often as you like
 
-What it changes: nothing of the training. A checkpoint is one file with everything that the next
+What it changes: nothing in the training. A checkpoint is one file with everything that the next
 step depends on: weights, the optimizer's state, the states of random generators, and what the
-caller adds, such as the place in the data. It is written under another name, flushed and renamed,
-so the last good file stays whatever happens. To deploy, or to start another training from, less is
-enough: no optimizer's state (two thirds of the bytes with Adam, half with momentum), weights in
-float16 (half of the rest).
+caller adds, such as the position in the data. It is written under another name, flushed and
+renamed, so the last good file survives. To deploy a model, or to start another training, less is
+enough. The optimizer's state is two thirds of the bytes with Adam, half with momentum. Weights in
+float16 halve the rest.
 
 Its twin: `tf_impl/recipes/checkpoints.py`.
 
 Where the frameworks differ and why:
-- PyTorch: the file is `torch.save`'s, read with `weights_only=True`.
+- PyTorch: `torch.save` writes the file, which is read with `weights_only=True`.
 - TensorFlow: `tf.train.Checkpoint` and `BackupAndRestore` write several files, which can't be
-  replaced at once. So the file is NumPy's archive here, read with `allow_pickle=False`.
-- PyTorch draws from global generators, one a device, which are saved. Those of Python and NumPy are
-  not. In Keras 3 a layer that draws holds its seed as a variable. tf_keras layers draw from the
-  operators' seeds, which no checkpoint holds.
-- PyTorch: a gradient scaler, a schedule or an average has a `state_dict()`: hand it over as
-  `state`. TensorFlow: the step count and the place in a schedule are the optimizer's.
+  replaced at once. So NumPy writes an archive here, which is read with `allow_pickle=False`.
+- PyTorch draws from global generators, one per device, which are saved. Those of Python and NumPy
+  are not. In Keras 3 a layer that draws has its seed in a variable. tf_keras layers draw from
+  operators' seeds, which can't be saved.
+- PyTorch: pass the `state_dict()` of a gradient scaler, a schedule or an average as `state`.
+  TensorFlow: the step count and the position in a schedule belong to the optimizer.
 
-When it helps and when it hurts: it saves what an interruption would cost. Training waits for the
-seconds of a write. What comes back is equal bit for bit. Whether the next steps are depends on the
-operators. Do not resume from a file in float16: training would go on from rounded weights.
-- On a GPU equal steps need `torch.use_deterministic_algorithms(True)`.
+When it helps and when it hurts: an interruption costs only the steps since the last file. Training
+waits while a file is written. The restored state is equal bit for bit; whether the next steps are
+depends on the operators. Do not resume from a file in float16: its weights are rounded.
+- On a GPU, equal steps need `torch.use_deterministic_algorithms(True)`.
 
 Run it alone: `python -m pt_impl.recipes.checkpoints` prints bytes and seconds of each kind.
 

@@ -1,4 +1,4 @@
-"""Early stopping: end a training when it no longer gets better, and keep the best weights.
+"""Early stopping: end a training when it no longer improves, and keep the best weights.
 
     stopping = EarlyStopping(model, patience=3)
     if stopping.step(validation_loss):  # after each evaluation
@@ -12,12 +12,12 @@ Its twin: `tf_impl/recipes/early_stopping.py`.
 
 Where the frameworks differ and why:
 - Keras has a callback for `fit` (`EarlyStopping` with `restore_best_weights`). PyTorch has nothing,
-  since its users write the loop. The class here is for any loop, in both.
-- PyTorch: buffers that no state holds (caches) are restored, too.
+  since its users write the loop. The class here works in any loop, in both.
+- PyTorch: non-persistent buffers (caches) are restored, too.
 
-When it helps and when it hurts: it saves time where a model overfits. With a small validation set
-it picks a lucky epoch, whose figure is better than the model is: test on other data. A schedule
-that lowers the rate at the end never gets there.
+When it helps and when it hurts: it saves time if a model overfits. With a small validation set it
+picks a lucky epoch, which looks better than it is: test on other data. A schedule that lowers the
+learning rate at the end may never get there.
 
 Run it alone: `python -m pt_impl.recipes.early_stopping` prints when a training on few digits ends.
 

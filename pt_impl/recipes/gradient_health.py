@@ -1,12 +1,13 @@
-"""Gradient health: how much of the gradient reaches each layer, and which layers get too little.
+"""Gradient health: how much gradient reaches each layer, and which layers get too little.
 
     norms = gradient_norms(model, loss_fn, x, y)
     print(find_unhealthy(norms))  # {} is healthy
 
-What it changes: nothing. `gradient_norms` runs one batch forward and back, and gives the norm of
-the gradient by each layer's weights and by the model's output. `find_unhealthy` names the layers
-whose gradient vanishes or explodes (Glorot and Bengio, 2010, "Understanding the difficulty of
-training deep feedforward neural networks"): a thousand times below the output's or above.
+What it changes: nothing. `gradient_norms` runs one batch forward and back, and returns the norm of
+the gradient with respect to each layer's weights and to the model's output. `find_unhealthy` names
+the layers whose gradient vanishes or explodes: a thousand times smaller or larger than the output's
+(Glorot and Bengio, 2010, "Understanding the difficulty of training deep feedforward neural
+networks").
 
 Its twin: `tf_impl/recipes/gradient_health.py`.
 
@@ -14,11 +15,11 @@ Where the frameworks differ and why:
 - PyTorch: a module runs in its current mode. TensorFlow: a Keras model runs with `training=True`,
   and its losses are added, as `fit` does.
 - Layers are modules in PyTorch and paths of variables in Keras.
-- What a run writes is put back: buffers in PyTorch, variables in TensorFlow.
+- Buffers (PyTorch) and variables (TensorFlow) that the run changes are restored.
 
-When it helps and when it hurts: it helps before a training, and where the loss does not fall. One
-batch costs a train step. Inputs of hundreds look like explosion: normalise them. Norms that are
-right at the start need not stay so.
+When it helps and when it hurts: use it before a training, and if the loss does not fall. It costs
+one train step. Inputs in the hundreds look like exploding gradients: normalise them. Norms that are
+good at the start need not stay so.
 
 Run it alone: `python -m pt_impl.recipes.gradient_health` shows 30 layers, plain and residual.
 

@@ -1,31 +1,32 @@
-"""Initialization: how large weights begin, so that a signal keeps its size through the layers.
+"""Initialization: the size of initial weights, so that signals keep their size through the layers.
 
     apply_initialization(model, scheme="he_normal")  # before the first step
 
-What it changes: the weights before the first step. Each kernel is drawn anew with a mean of zero:
+What it changes: the weights before the first step. Each kernel is drawn again with a mean of zero:
 
 - "he_normal", "he_uniform" (He et al., 2015, "Delving Deep into Rectifiers"): variance 2 / fan_in,
   so that a rectifier's output keeps the mean square of its input;
 - "glorot_normal", "glorot_uniform" (Glorot and Bengio, 2010): 2 / (fan_in + fan_out), for layers
   that are linear around zero, forward and backward alike;
-- "orthogonal" (Saxe et al., 2014): a matrix that keeps every length; behind a rectifier with `gain`
-  = sqrt(2); "default": what this framework's own layers begin with.
+- "orthogonal" (Saxe et al., 2014): a matrix that keeps every length; after a rectifier use `gain` =
+  sqrt(2); "default": the framework's default.
 
 Its twin: `tf_impl/recipes/initialization.py`.
 
 Where the frameworks differ and why:
 - Defaults: `nn.Linear` and `nn.Conv2d` draw variance 1 / (3 fan_in), a sixth of He's. Keras draws
   Glorot's uniform kernels and biases of zero.
-- Keras cuts normal distributions off at two deviations. They are whole here.
-- Both take the fans of attention and of transposed convolutions wrongly. Here fans are what meets
-  in one output.
-- Keras's layers hold initializers, used when they are built. Here built layers are written to.
+- Keras truncates normal distributions at two standard deviations. They are not truncated here.
+- Both compute wrong fans for attention and transposed convolutions. Here fan_in counts the inputs
+  of one output.
+- Keras's layers use their initializers when they are built. Here the weights of built layers are
+  overwritten.
 - The same scheme gives both frameworks the same variance, not the same numbers.
 
 When it helps and when it hurts: it decides whether deep networks without normalisation or residuals
-train at all. Behind BatchNorm the scale does not matter. Residual branches that keep their input's
-size explode with depth: use `gain` = 1 / sqrt(blocks). Trained weights are lost: freeze what is to
-stay. What models draw by design (0.02 in transformers) is not known here.
+train at all. Before BatchNorm the scale does not matter. Residual branches that keep their input's
+size explode with depth: use `gain` = 1 / sqrt(blocks). Trained weights are lost: freeze those to
+keep. Special initial weights of a model (0.02 in transformers) are lost, too.
 
 Run it alone: `python -m pt_impl.recipes.initialization` prints outputs of 30 layers by scheme.
 

@@ -1,28 +1,28 @@
-"""Loss checks: whether a loss takes what a model gives, and what is left of its gradient.
+"""Loss checks: whether a loss fits a model's output, and how much gradient is left.
 
     print(check_loss(model, loss_fn, x, y))  # on one batch, before the first training
     gradient_by_margin(lambda logits, y: F.nll_loss(logits.softmax(-1).log(), y))
 
-What it changes: nothing. A loss over logits trains with probabilities, too, but a softmax twice
-learns little, and no error says so. `check_loss` compares what the model gives (logits,
-probabilities, log-probabilities) with what the loss takes. It tells by the loss's value where all
-classes are equally likely. `gradient_by_margin` says what is left of the gradient the more
-confidently a model is wrong. A loss over probabilities loses it.
+What it changes: nothing. A loss for logits runs with probabilities, too, but after two softmaxes it
+learns little, without an error. `check_loss` compares what the model returns (logits,
+probabilities, log-probabilities) with what the loss expects. It finds out by the loss of equally
+likely classes. `gradient_by_margin` shows how much gradient is left the more confidently a model is
+wrong. A loss over probabilities loses it.
 
 Its twin: `tf_impl/recipes/loss_checks.py`.
 
 Where the frameworks differ and why:
-- PyTorch: `CrossEntropyLoss` takes only logits. `log(softmax)` for `NLLLoss` gives gradients of NaN
-  where a sample is wrong by 90 in logits, while the loss is still finite. `BCELoss` has no gradient
-  left from 17 on.
-- TensorFlow: Keras's losses take probabilities unless told `from_logits=True`, and clip them at
-  1e-7. No gradient is left from 17 on. In a graph they find the logits behind a softmax or sigmoid
-  and lose nothing, unless a cast, a reshape or a copy is in between.
+- PyTorch: `CrossEntropyLoss` takes only logits. `log(softmax)` for `NLLLoss` gives NaN gradients if
+  a sample is wrong by 90 in logits, while the loss is still finite. From 17 on, `BCELoss` has no
+  gradient left.
+- TensorFlow: Keras's losses take probabilities unless `from_logits=True`, and clip them at 1e-7.
+  From 17 on, no gradient is left. In a graph they find the logits before a softmax or sigmoid and
+  lose nothing, unless a cast, a reshape or a copy is in between.
 - Classes may be the second axis in PyTorch. They are the last in TensorFlow.
-- Keras's losses are called with the labels first. Both orders are known here.
+- Keras's losses take the labels first. Both orders work here.
 
-When it helps and when it hurts: it helps before the first training with a new loss or head. It
-needs one batch. A loss that is no cross-entropy is not judged, and the report says so.
+When it helps and when it hurts: use it before the first training with a new loss or head. It needs
+one batch. A loss that is not a cross-entropy is not judged, and the report says so.
 
 Run it alone: `python -m pt_impl.recipes.loss_checks` prints gradients, and reports of two losses.
 

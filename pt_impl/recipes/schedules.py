@@ -4,27 +4,26 @@
     ...
     scheduler.step()  # after each optimizer.step()
 
-What it changes: the learning rate, from step to step. Each schedule takes the optimizer's rate for
-the highest one. Linear decay and cosine may warm up. One cycle rises and falls. Reduction on a
-plateau looks at a loss, not at the step. `scale_rate` is the rate for another batch size.
+What it changes: the learning rate, from step to step. The optimizer's rate is the highest rate of
+each schedule. Linear decay and cosine may warm up. One cycle rises and falls. Reduction on a
+plateau depends on a loss, not on the step. `scale_rate` computes the rate for another batch size.
 
 Its twin: `tf_impl/recipes/schedules.py`.
 
 Where the frameworks differ and why:
-- PyTorch: a scheduler is separate from the optimizer and writes its rate. To resume, make the
-  schedule and load its `state_dict()`. A new one would take the current rate for the highest.
-- TensorFlow: the optimizer holds the schedule, asks it for the rate of its step count, and both are
-  saved. Where Keras accumulates k batches, steps are of batches.
-- Momentum: PyTorch sums up gradients, which the rate of the step multiplies. Keras sums up updates,
-  each with the rate of its step. So the two drift apart under a schedule.
+- PyTorch: a scheduler is separate from the optimizer and sets its rate. To resume, make the
+  schedule and load its `state_dict()`. Otherwise it takes the current rate for the highest.
+- TensorFlow: the optimizer holds the schedule and asks it for the rate of its step count, and both
+  are saved. If Keras accumulates k batches, each batch counts as a step.
+- Momentum: PyTorch sums up gradients and multiplies the sum by the current rate. Keras sums up
+  updates, each with the rate of its step. So the two drift apart under a schedule.
 - PyTorch's `OneCycleLR` raises after its last step. Keras has no one-cycle schedule, and its
-  `ReduceLROnPlateau` is a callback of `fit`. The ones here are for any loop, and compute in
-  float64.
+  `ReduceLROnPlateau` is a callback of `fit`. Those here work in any loop, and compute in float64.
 
 When it helps and when it hurts: a rate that falls to zero nearly always ends better than a constant
-one, and allows a larger highest rate. Warm-up helps where the first steps would diverge: large
-rates, large batches, Adam's first moments. A run that is stopped early has not yet had its best
-steps. A plateau needs a validation loss that is less noisy than the improvement it waits for.
+one, and allows a larger highest rate. Warm-up helps if the first steps would diverge: large rates,
+large batches, Adam's first moments. A run that is stopped early misses its best steps. A plateau
+can be detected only if the validation loss is less noisy than the expected improvement.
 
 Run it alone: `python -m pt_impl.recipes.schedules` prints the rates.
 

@@ -1,4 +1,4 @@
-"""Accumulated statistics: BatchNorm's running statistics get one update a step, not one a part.
+"""Accumulated statistics: BatchNorm's running statistics get one update per step, not per part.
 
     accumulator = gradient_accumulation.GradientAccumulator(model, micro_batches=4)
     statistics = AccumulatedStatistics(model)
@@ -6,26 +6,26 @@
         for part_x, part_y, share in accumulator.split(x, y):
             (loss_fn(model(part_x), part_y) * share).backward()
 
-What it changes: when BatchNorm updates its running mean and variance. Where a batch is computed in
-parts (`gradient_accumulation.py`), it updates them in each part. Here they move once a step, by the
-mean and variance of all parts together (Chan et al., 1979). So a layer's momentum means what it
-means with one large batch. Training is the same: each part is still normalised by its own
+What it changes: when BatchNorm updates its running mean and variance. If a batch is computed in
+parts (`gradient_accumulation.py`), it updates them in each part. Here they are updated once per
+step, with the mean and variance of all parts together (Chan et al., 1979). So momentum has the same
+meaning as with one large batch. Training does not change: each part is still normalised by its own
 statistics.
 
 Its twin: `tf_impl/train_step/accumulated_statistics.py`.
 
 Where the frameworks differ and why:
-- PyTorch: a hook on each layer sees its values as they come.
-- TensorFlow: a part is traced once for all parts. So the function of a part calls `pool` after its
-  forward pass.
-- PyTorch's running variance is unbiased (n - 1). Keras 3's is biased (n). Both keep their rule.
-- tf_keras: its fused kernel gives unbiased variances. They are pooled as they are, which is too
-  large by 1/n for a part of n values.
+- PyTorch: a hook on each layer sees the values.
+- TensorFlow: one trace serves all parts. So the function of a part calls `pool` after its forward
+  pass.
+- PyTorch's running variance is unbiased (n - 1), Keras 3's is biased (n). Neither changes here.
+- tf_keras: its fused kernel gives unbiased variances. Pooled, they are too large by 1/n for parts
+  of n values.
 
-When it helps and when it hurts: it helps where the momentum was chosen for the whole batch and the
-parts are small. Otherwise k updates a step forget the past k times as fast, and the variance of few
-values is noisy. It costs some small operators a layer. TensorFlow also copies the layer's
-statistics. It does nothing for GroupNorm and LayerNorm, which keep no statistics.
+When it helps and when it hurts: it helps if the momentum was chosen for the whole batch and the
+parts are small. Without it, k updates per step forget the past k times as fast, and the variance of
+few values is noisy. It costs some small operators per layer. TensorFlow also copies the layer's
+statistics. GroupNorm and LayerNorm keep no statistics, so nothing changes for them.
 
 Run it alone: `python -m pt_impl.train_step.accumulated_statistics` prints how far the statistics of
 4 x 32 samples are from those of 128, with one update and with four.

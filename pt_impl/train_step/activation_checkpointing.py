@@ -1,31 +1,31 @@
-"""Activation checkpointing: the memory of deep models, for one more forward pass.
+"""Activation checkpointing: less memory for deep models, for one more forward pass.
 
     apply_checkpointing(model, blocks="layers.*")  # once; the training loop stays as it is
 
-What it changes: what a block keeps for the backward pass: only its inputs. What it computed inside
-is freed, and computed again when the gradient gets there, with the random numbers of the first
-time. The results are those of the plain model. Of n like blocks at most n inputs and the inside of
-one are in memory (Chen et al., 2016, "Training Deep Nets with Sublinear Memory Cost").
+What it changes: for the backward pass, a block keeps only its inputs. Its activations are freed,
+and recomputed when the gradient gets there, with the same random numbers. The results are those of
+the plain model. With n equal blocks, memory holds n inputs and the activations of one block at most
+(Chen et al., 2016, "Training Deep Nets with Sublinear Memory Cost").
 
 Its twin: `tf_impl/train_step/activation_checkpointing.py`.
 
 Where the frameworks differ and why:
-- A block is a submodule in PyTorch. A functional Keras model is flat, so a block may be a group of
-  layers, which becomes a sub-model of a new model over the same layers.
+- A block is a submodule in PyTorch. A functional Keras model is flat. So there a block may be a
+  group of layers, which becomes a sub-model of a new model over the same layers.
 - PyTorch: `torch.utils.checkpoint` restores the random generators for the second run.
 - TensorFlow: `tf.recompute_grad` draws other dropout masks in the second run, which makes gradients
   wrong, and updates BatchNorm twice. So it runs here in a `keras.StatelessScope` with the state of
   the first run. `keras.RematScope` keeps every layer's input and has the same faults.
-- PyTorch can keep the outputs of some operators (`save_products`) and move what is kept to the host
-  (`offload`). TensorFlow repeats the whole block, and has no gradient of a gradient.
+- PyTorch can keep the outputs of some operators (`save_products`) and move what it keeps to the
+  host (`offload`). TensorFlow recomputes the whole block, and has no second derivatives through it.
 - PyTorch's fused attention recomputes its scores; `make_attention_step` chooses the kernel.
   TensorFlow keeps them.
 
-When it helps and when it hurts: it helps where activations need more memory than parameters,
-gradients and optimizer: deep models, long sequences, large batches. It costs up to a third of a
-step's arithmetic. Small blocks save nothing, since each keeps its input. One block around
-everything saves nothing either.
-- On a CPU, glibc may hold on to what is freed. MALLOC_MMAP_THRESHOLD_=65536 gives it back.
+When it helps and when it hurts: it helps if activations need more memory than parameters, gradients
+and optimizer: deep models, long sequences, large batches. It adds up to a third to a step's
+arithmetic. Small blocks save nothing, since each keeps its input. Nor does one block around
+everything.
+- On a CPU, glibc may keep freed memory. MALLOC_MMAP_THRESHOLD_=65536 returns it to the system.
 
 Run it alone: `python -m pt_impl.train_step.activation_checkpointing` compares no blocks recomputed,
 every other one, and all.

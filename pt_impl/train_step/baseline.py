@@ -1,14 +1,14 @@
-"""The baselines: plain train steps, with which the reference step is compared.
+"""The baselines: plain train steps, with which the kit's plain step is compared.
 
     step = make_hand_written_step(model, optimizer)
 
 What it changes: nothing. `make_hand_written_step` is the loop of PyTorch's tutorials, with
-PyTorch's own loss. It shows that the kit's `training.make_train_step` costs nothing over it.
+PyTorch's own loss. It shows that the kit's `training.make_train_step` is as fast.
 
 Its twin: `tf_impl/train_step/baseline.py`.
 
 Where the frameworks differ and why:
-- PyTorch leaves the loop to its user.
+- PyTorch leaves the loop to the user.
 - Keras has `fit`, which reads a tf.data pipeline, keeps metrics and calls callbacks after each
   batch. `make_fit_loop` times it.
 

@@ -3,22 +3,21 @@
     found = find_batch_size("my_training:make_step", budget_bytes=4 << 30)
     found.batch_size  # make_step(batch_size) returned a step without arguments
 
-What it changes: nothing in the model. It tries batch sizes, each in a fresh process, so that
-nothing is left behind. Memory grows almost linearly with the batch size. After two sizes that
-differ enough, a line says which size fills the budget, and a few more trials confirm it.
+What it changes: nothing in the model. It tries batch sizes, each in a fresh process, so that no
+trial affects the next. Memory grows almost linearly with the batch size. After two sizes that
+differ enough, a line predicts the size that fills the budget, and a few more trials confirm it.
 
 Its twin: `tf_impl/train_step/batch_size_finder.py`.
 
 Where the frameworks differ and why:
-- On a CPU both measure the peak of resident memory above what the imports took. PyTorch keeps
-  gradients between steps. TensorFlow frees them within its graph, whose trace takes memory at any
-  batch size.
+- On a CPU both measure the peak of resident memory above the imports. PyTorch keeps gradients
+  between steps. TensorFlow frees them within its graph, whose trace needs memory at any batch size.
 - On a GPU both ask the framework's allocator (`torch.cuda.max_memory_allocated`,
-  `tf.config.experimental.get_memory_info`). The allocator holds more than it gave out: leave a
+  `tf.config.experimental.get_memory_info`). The allocator reserves more than is in use: leave a
   tenth of the device free.
 
-When it helps and when it hurts: it helps where samples per second still rise with the batch size.
-Each trial costs an import of the framework. It does not say whether so large a batch trains well.
+When it helps and when it hurts: it helps if samples per second still rise with the batch size. Each
+trial costs an import of the framework. It does not say whether so large a batch trains well.
 
 Run it alone: `python -m pt_impl.train_step.batch_size_finder` tries the digits CNN with 256 MiB.
 

@@ -1,32 +1,31 @@
-"""Compilation: machine code for the whole train step, instead of one operator after the other.
+"""Compilation: machine code for the whole train step, instead of one operator after another.
 
     step = compiled_train_step(model, optimizer, loss_fn)  # a whole step, or
     apply_compile(model, blocks="layers.*")  # only the model; the loop stays as it is
 
-What it changes: who runs the operators. In eager mode Python asks for one kernel after the other. A
-captured graph runs without Python. A compiler also fuses neighbouring operators into its own
-kernels, which saves trips to memory. Results differ by rounding, since sums are taken in another
-order.
+What it changes: how operators run. In eager mode Python calls one kernel after another. A captured
+graph runs without Python. A compiler also fuses neighbouring operators into one kernel, which saves
+memory traffic. Results differ by rounding, since sums are taken in another order.
 
 Its twin: `tf_impl/train_step/compilation.py`.
 
 Where the frameworks differ and why:
 - XLA makes one program of forward pass, loss, gradients and update. `torch.compile` makes at least
   three graphs: it breaks at `loss.backward()` and around the update.
-- What `torch.compile` can't trace runs in Python without a warning (a graph break).
-  `fullgraph_train_step` forbids that. XLA compiles everything or raises.
-- For a second shape `torch.compile` compiles again, then for any size of that axis. XLA compiles
-  for every shape.
+- If `torch.compile` can't trace something, that part runs in Python without a warning (a graph
+  break). `fullgraph_train_step` forbids that. XLA compiles everything or raises.
+- `torch.compile` compiles again for a second shape, and then for any size of that axis. XLA
+  compiles for every shape.
 - `torch.compile` keeps its kernels on disk for the next process, and needs a C++ compiler on a CPU.
   XLA keeps nothing by default and needs none.
 - In `fit`, Keras 3's `jit_compile="auto"` uses XLA only on machines with a GPU.
   `steps_per_execution` runs that many batches in one graph.
 
-When it helps and when it hurts: it helps elementwise work between matrix products: normalisation,
-GELU, losses, updates. On a GPU it also helps many small kernels. Convolutions and matrix products
-gain little: libraries compute them either way. The first calls compile. That time over the time
-saved in a step is the break-even.
-- Each call checks guards, which small steps feel. Like blocks (`blocks`) share one compilation.
+When it helps and when it hurts: it speeds up elementwise work between matrix products:
+normalisation, GELU, losses, updates. On a GPU it also helps with many small kernels. Convolutions
+and matrix products gain little: libraries compute them either way. The first calls compile. That
+time divided by the time saved per step is the break-even.
+- Each call checks guards, which slows small steps. Equal blocks (`blocks`) share one compilation.
 
 Run it alone: `python -m pt_impl.train_step.compilation` compares eager with compiled steps.
 

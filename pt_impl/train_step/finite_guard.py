@@ -13,21 +13,20 @@ Its twin: `tf_impl/train_step/finite_guard.py`.
 
 Where the frameworks differ and why:
 - PyTorch: Python reads one flag from the device and then updates. The flag is the norm of all
-  gradients, which is finite where they are.
-- TensorFlow: the graph decides whether to update, and Python reads the flag afterwards. So Python
-  has to call the step, not a `tf.function`. Each gradient gives a flag.
+  gradients, which is finite if they are.
+- TensorFlow: the graph decides whether to update, and Python reads the flags afterwards, one per
+  gradient. So Python has to call the step, not a `tf.function`.
 - Reading the flag waits for the device: on a GPU Python can no longer run ahead.
 - Keras's `callbacks.TerminateOnNaN` in `fit` looks at the loss only after the weights have changed.
 
-When it helps and when it hurts: it helps where a run turns to NaN and nobody knows since when. It
-costs one pass over the gradients and one over the inputs. Loss scaling in float16 expects infinite
-gradients and skips such steps by itself. `recipes/nonfinite.py` finds the layer where it began, in
-a second run.
-- Clipping has taken the norm already: hand it over as `norm`. The guard has to look before
-  clipping, which spreads what is not finite.
+When it helps and when it hurts: it helps if a run turns to NaN and nobody knows when. It costs one
+pass over the gradients and one over the inputs. Loss scaling in float16 expects infinite gradients
+and skips such steps itself. `recipes/nonfinite.py` finds the layer where NaN began, in a second
+run.
+- Clipping needs the same norm. Check before gradients are clipped, which spreads non-finite values.
 
-Run it alone: `python -m pt_impl.train_step.finite_guard` compares the plain step with it, and
-poisons a batch.
+Run it alone: `python -m pt_impl.train_step.finite_guard` compares it with the plain step, and puts
+NaN into a batch.
 
 Copy with it: `pt_impl/kit/calling.py`, `pt_impl/kit/checks/finite_guard.py`.
 """

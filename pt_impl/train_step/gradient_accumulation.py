@@ -5,32 +5,31 @@
         (loss_fn(model(part_x), part_y) * share).backward()
 
 What it changes: one step goes through its batch in parts, adds up their gradients and updates once.
-Each part counts by its share of samples, so the sum is the gradient of the whole batch's mean loss.
-Only one part's activations are in memory at a time. Some results differ from one large batch:
+Each part is weighted by its share of samples, so the sum is the gradient of the whole batch's mean
+loss. Only one part's activations are in memory at a time. Three things differ from one large batch.
 BatchNorm normalises each part by itself and updates its running statistics in each
 (`accumulated_statistics.py` updates them once). Spectral norm iterates in each part. A loss that is
-no mean over samples differs, too: a mean over tokens without padding, or a contrastive loss.
+not a mean over samples differs, such as a mean over tokens without padding, or a contrastive loss.
 
 Its twin: `tf_impl/train_step/gradient_accumulation.py`.
 
 Where the frameworks differ and why:
 - PyTorch: `.grad` is the accumulator, and Python runs the parts in order.
-- TensorFlow: gradients are values, and a graph may run whatever is ready. So each part has to wait
-  for the sums before it.
-- PyTorch's replicas (DDP) and shards (FSDP2) exchange gradients in every backward pass. Here only
-  the last part does, and FSDP2 holds whole gradients until then.
-- Keras 3's `gradient_accumulation_steps=k` means something else: each call of the optimizer is
-  given one part, parts of any size count alike, and a schedule counts calls. It fails under
-  MirroredStrategy (keras#20582).
+- TensorFlow: gradients are values, and a graph runs whatever is ready. So each part has to wait for
+  the sums before it.
+- PyTorch's DDP and FSDP2 exchange gradients in every backward pass. Here only the last part does,
+  and FSDP2 holds whole gradients until then.
+- Keras 3's `gradient_accumulation_steps=k` is different: each call of the optimizer gets one part,
+  parts of any size count equally, and a schedule counts calls. It fails under MirroredStrategy
+  (keras#20582).
 
-When it helps and when it hurts: it helps where a batch does not fit into memory. Where it fits,
-accumulation saves no time: it is the same arithmetic in smaller operators. If it makes the batch k
-times larger, change the learning rate: k times for SGD, after a warm-up (Goyal et al., 2017,
-section 2.1). For Adam it is the square root of k, with other betas and epsilon (Malladi et al.,
-2022).
+When it helps and when it hurts: it helps if a batch does not fit into memory. If it fits,
+accumulation saves no time: it is the same arithmetic in smaller operators. If you make the batch k
+times larger, raise the learning rate: k times for SGD, after a warm-up (Goyal et al., 2017, section
+2.1), the square root of k for Adam, with other betas and epsilon (Malladi et al., 2022).
 
-Run it alone: `python -m pt_impl.train_step.gradient_accumulation` compares 32 samples a step, 128,
-and 4 x 32.
+Run it alone: `python -m pt_impl.train_step.gradient_accumulation` compares 32 samples per step,
+128, and 4 x 32.
 
 Copy with it: `pt_impl/kit/calling.py`, `pt_impl/kit/checks/gradient_accumulation.py`.
 """

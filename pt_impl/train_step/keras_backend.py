@@ -4,30 +4,29 @@
     compile_keras(model, optimizer, loss_fn)
     step, predict = make_train_step(model), make_predict(model)  # or model.fit, model.predict
 
-What it changes: who runs the loop. Model, optimizer, loss and loop are Keras's, and the backend
-computes. Weights go from one backend to the other by `get_weights` and `set_weights`, or by one
-file of `save_weights`. Nothing has to be transposed.
+What it changes: model, optimizer, loss and loop are Keras's, and the backend computes.
+`get_weights` and `set_weights`, or a file of `save_weights`, move weights from one backend to the
+other. Nothing has to be transposed.
 
 Its twin: `tf_impl/train_step/keras_backend.py`.
 
 Where the frameworks differ and why:
-- Keras runs a step eagerly on PyTorch, and as a graph (`tf.function`) on TensorFlow. On a GPU it
-  compiles with XLA on TensorFlow unless told not to. On PyTorch it never compiles unless told.
+- Keras runs a step eagerly on PyTorch, and as a graph (`tf.function`) on TensorFlow. By default it
+  compiles with XLA on TensorFlow with a GPU, and never on PyTorch.
 - `compiled=True` on PyTorch: `torch.compile` of Keras's step, with graph breaks at
   `loss.backward()` and wherever Keras's own code can't be traced. On TensorFlow: one program of the
   step by XLA.
 - Keras keeps images and kernels in TensorFlow's layout on either backend. On PyTorch each
-  convolution sees a transposed view of its input and of its kernel.
-- BatchNorm in training is several operators of Keras on PyTorch, where `nn.BatchNorm2d` is one
-  kernel.
-- A Keras model on PyTorch is an `nn.Module`, but the call's argument `training` is its mode.
-  `model.eval()` does not change what its layers do.
+  convolution gets transposed views of them.
+- On PyTorch, Keras's BatchNorm in training is several operators. `nn.BatchNorm2d` is one kernel.
+- A Keras model on PyTorch is an `nn.Module`, but the argument `training` of a call sets its mode.
+  `model.eval()` has no effect on its layers.
 - TensorFlow is the default backend: KERAS_BACKEND need not be set.
 
-When it helps and when it hurts: it helps where one source has to run in both frameworks.
-- It helps where a Keras model belongs into a program of PyTorch.
-- It costs Keras's own Python for each layer and step, and kernels that Keras does not call. Small
-  models feel that and large ones do not.
+When it helps and when it hurts: it helps if one source has to run in both frameworks.
+- It helps if a PyTorch program has to use a Keras model.
+- It costs Keras's Python code in each layer and step, and Keras does not call all of PyTorch's
+  kernels. This matters for small models, not for large ones.
 
 Run it alone: `python -m pt_impl.train_step.keras_backend` compares the native step with Keras's.
 

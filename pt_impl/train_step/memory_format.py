@@ -5,22 +5,25 @@
 
 What it changes: the strides of 4-D parameters and activations. "channels_last" keeps the channels
 of one pixel together in memory, as convolution kernels like to read them. "channels_first" keeps
-each channel's image together. Shapes stay (n, channels, height, width), and so do names,
-checkpoints and results. Only `x.view(n, -1)` raises: use `x.flatten(1)`.
+each channel's image together. Shapes stay (n, channels, height, width). Names, checkpoints and
+results don't change either. Only `x.view(n, -1)` raises: use `x.flatten(1)`.
 
 Its twin: `tf_impl/train_step/memory_format.py`.
 
 Where the frameworks differ and why:
-- PyTorch: the format is a property of each tensor, its strides. Any model is converted in place.
-- TensorFlow: a layer has it in its configuration (`data_format`, and the `axis` of BatchNorm). A
-  built model is rebuilt of layers whose channel axis is known, and compared.
-- The default is channels_first in PyTorch and channels_last in TensorFlow. So a baseline against a
-  baseline also compares formats. The rows "channels_last" are alike in it.
+- PyTorch: the format is a property of each tensor (its strides), so any model is converted in
+  place.
+- TensorFlow: it is in a layer's configuration (`data_format`, and the `axis` of BatchNorm). So the
+  model is rebuilt, and the outputs of both are compared. A layer whose channel axis is not known is
+  refused.
+- The default is channels_first in PyTorch and channels_last in TensorFlow. So comparing the
+  baselines also compares formats. The rows "channels_last" have the same format.
 
-When it helps and when it hurts: it helps convolutions on a CPU, where oneDNN reads it without a
-conversion, and on a GPU with half-width types (tensor cores). It hurts where an operator without a
-channels_last kernel converts there and back, and where shapes are so small that the operators
-between convolutions decide. Channels that are no multiple of 8 or 16 gain less.
+When it helps and when it hurts: it speeds up convolutions on a CPU, where oneDNN reads
+channels_last without a conversion, and on a GPU in half precision (tensor cores). It hurts if
+operators without a channels_last kernel convert there and back, and if shapes are so small that the
+operators between convolutions take most of the time. It gains less if channels are not a multiple
+of 8 or 16.
 
 Run it alone: `python -m pt_impl.train_step.memory_format` compares channels_first with
 channels_last.

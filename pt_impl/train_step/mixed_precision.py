@@ -1,4 +1,4 @@
-"""Mixed precision: half-width arithmetic over float32 master weights.
+"""Mixed precision: 16-bit arithmetic over float32 master weights.
 
     precision = MixedPrecision(model)  # bfloat16
     with precision.autocast():  # only around the forward pass
@@ -16,20 +16,21 @@ Where the frameworks differ and why:
 - PyTorch: autocast decides for each operator while it runs. TensorFlow: Keras decides for each
   layer while the graph is traced.
 - PyTorch: bfloat16 plus float32 is float32. So a residual stream that starts as float32 (an
-  embedding) stays float32. A Keras layer casts what it gets and gives, so the stream is bfloat16.
-- PyTorch casts a weight once in a forward pass, Keras at every use.
+  embedding) stays float32. A Keras layer casts its inputs and outputs, so there the stream is
+  bfloat16.
+- PyTorch casts a weight once per forward pass, Keras at every use.
 - BatchNorm and LayerNorm keep float32 parameters and statistics in both.
-- tf_keras fixes the dtypes of a built model, so it is refused.
+- tf_keras models are refused: their dtypes are fixed when they are built.
 
-When it helps and when it hurts: it helps large convolutions and matrix products on hardware with
-units for the dtype. On GPUs: float16 since Volta, bfloat16 since Ampere. On CPUs: AVX512-BF16 and
-AMX. It also halves the memory of activations. It hurts small steps, which pay for the casts, and
-CPUs that emulate the dtype. Keep layers that add up small differences in float32 (`keep_fp32`).
-- On a CPU the backward pass of fused attention over short sequences can take several times longer.
-  `sdpa_kernel(SDPBackend.MATH)` around the step then helps.
+When it helps and when it hurts: it speeds up large convolutions and matrix products if the hardware
+has units for the dtype. On GPUs: float16 since Volta, bfloat16 since Ampere. On CPUs: AVX512-BF16
+and AMX. It also halves the memory of activations. It slows down small steps, because of the casts,
+and CPUs that emulate the dtype. Keep layers that add up small differences in float32 (`keep_fp32`).
+- On a CPU the backward pass of fused attention over short sequences can become several times
+  slower. `sdpa_kernel(SDPBackend.MATH)` around the step then helps.
 - Keep `Conv3d` over tiny volumes in float32: oneDNN's bfloat16 can get its gradients wrong.
 
-Run it alone: `python -m pt_impl.train_step.mixed_precision` prints float32 against bfloat16.
+Run it alone: `python -m pt_impl.train_step.mixed_precision` compares float32 with bfloat16.
 
 Copy with it: `pt_impl/kit/calling.py`, `pt_impl/kit/checks/mixed_precision.py`.
 """

@@ -1,4 +1,4 @@
-"""oneDNN: the library that computes convolutions and more on a CPU, switched on or off.
+"""oneDNN: the library for convolutions and more on a CPU, switched on or off.
 
     from pt_impl.train_step.onednn import with_onednn
 
@@ -9,14 +9,14 @@ What it changes: which library computes. Results differ by rounding. On a GPU no
 Its twin: `tf_impl/train_step/onednn.py`.
 
 Where the frameworks differ and why:
-- PyTorch: oneDNN is on everywhere, and can be switched at any time. Without it convolutions are
-  lowered to matrix products. Float32 products are MKL's on x86, with it and without.
+- PyTorch: oneDNN is on everywhere, and can be switched at any time. Without it convolutions become
+  matrix products. On x86, float32 matrix products always use MKL.
 - TensorFlow: oneDNN is on by default only on processors with AVX-512 VNNI or bfloat16, AVX-VNNI or
   AMX. Elsewhere, such as on AMD before Zen 4 or Intel before Cascade Lake, Eigen computes. An
-  environment variable decides, once, as TensorFlow is imported.
+  environment variable decides, when TensorFlow is imported.
 
 When it helps and when it hurts: leave it on. Convolutions gain most. Switch it off only to compare,
-or to look for a difference in numbers.
+or to find the cause of numerical differences.
 
 Run it alone: `python -m pt_impl.train_step.onednn` compares steps with it and without.
 

@@ -1,12 +1,12 @@
-"""Implementations of one optimizer rule: AdamW, four ways to run the same update.
+"""Optimizer implementations: four ways to run the same update, AdamW's.
 
     optimizer = fused_optimizer(model, learning_rate=1e-3)  # the training loop stays as it is
 
-What it changes: how many kernels an update runs and how often it reads and writes memory. The
-result stays. AdamW reads a weight, a gradient and two moments and writes three of them. for_loop
-runs some eight operations a tensor, each a pass over memory. foreach hands the same operations over
-once for all tensors. fused is one kernel that passes once over the memory of all tensors. compiled
-is what `torch.compile` makes of the loop.
+What it changes: how many kernels an update runs, and how often it reads and writes memory. The
+result is the same. AdamW reads a weight, a gradient and two moments, and writes three of them.
+for_loop runs about eight operations per tensor, each a pass over memory. foreach launches each
+operation once for all tensors. fused is one kernel with one pass over the memory of all tensors.
+compiled is the loop after `torch.compile`.
 
 Its twin: `tf_impl/train_step/optimizer_implementations.py`.
 
@@ -14,20 +14,20 @@ Where the frameworks differ and why:
 - PyTorch has three implementations as arguments of one optimizer. Its default is the loop on a CPU
   and foreach on CUDA. Keras has one, a loop inside a `tf.function`, which XLA can compile.
 - fused is one kernel over all tensors in PyTorch. In TensorFlow it is `ResourceApplyAdam`, from
-  before Keras 3, one variable at a time. TensorFlow has no fused kernel of other rules, and no
+  before Keras 3, one variable at a time. TensorFlow has no such kernel of AdamW itself, and no
   foreach.
-- Keras adds its epsilon before the second moment is corrected for bias, PyTorch after. With eps
-  sqrt(1 - beta2) the first update is the same. Later ones differ by a relative eps / sqrt(v̂) at
-  most.
-- An embedding's gradient in TensorFlow is slices, one a lookup. Of an id that a batch holds twice,
+- Keras adds epsilon before the second moment is corrected for bias, PyTorch after. With
+  `eps * sqrt(1 - beta2)` the first update is the same. Later ones differ by a relative
+  eps / sqrt(v̂) at most.
+- TensorFlow stores an embedding's gradient as slices, one per lookup. If a batch holds an id twice,
   Keras 3 adds up the squares. fused squares the sum, as PyTorch does.
 
-When it helps and when it hurts: fused helps where the update is a visible part of a step: many
-parameters and little arithmetic for each, small batches, many small tensors. It compiles nothing.
-compiled helps there too, but its compile time has to be earned back. None helps a step whose time
+When it helps and when it hurts: fused helps if the update takes a good part of a step: many
+parameters with little arithmetic each, small batches, many small tensors. It compiles nothing.
+compiled helps in the same cases, but its compile time has to be repaid. Neither helps if most time
 goes to the forward and backward pass.
-- foreach saves kernel launches on a GPU and needs intermediates as large as the model. On a CPU it
-  can be slower than the loop.
+- foreach saves kernel launches on a GPU, and needs temporary memory as large as the model. On a CPU
+  it can be slower than the loop.
 
 Run it alone: `python -m pt_impl.train_step.optimizer_implementations` compares all four on 10
 million weights.

@@ -1,37 +1,39 @@
-"""Stacking: the techniques of a train step on top of one another, in the order that works.
+"""Stacking: several techniques in one train step, in the order that works.
 
     model = prepare_model(model, memory_format="channels_last")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)  # of the changed model
     step = make_train_step(model, optimizer, loss_fn, dtype="bfloat16", micro_batches=4)
 
-What it changes: one step takes any of them, each behind its setting. The defaults give the plain
-step. The order, and its reasons:
+What it changes: each technique has a setting of one step. The defaults give the plain step. The
+order, and its reasons:
 
 1. memory format: a compiled graph is specialised on the strides that it sees.
-2. recomputed blocks: they replace a block's `forward`, which all that follows calls.
-3. the optimizer: after the model is final. Its implementation is its maker's choice.
+2. recomputed blocks: they replace a block's `forward`, which the later parts call.
+3. the optimizer: after the model is final. You choose its implementation.
 4. autocast, only around the forward pass: the backward pass repeats its dtypes.
 5. compilation, around autocast and loss: the compiler fuses the casts.
 6. accumulation, around what is compiled: one graph of the small shape serves every part.
-7. unscaling, then clipping, once after the last part: scaled gradients are above any bound.
+7. unscaling, then clipping, once after the last part: scaled gradients exceed any bound.
 8. the update, which the scaler may skip.
 
 Its twin: `tf_impl/train_step/stacking.py`.
 
 Where the frameworks differ and why:
-- channels_last changes something only in PyTorch: it is TensorFlow's default.
+- channels_last is TensorFlow's default, so it changes something only in PyTorch.
 - Compiled in PyTorch: forward pass and loss are one region, an optimizer that is not fused is
   another, and Python runs what lies between. Compiled in TensorFlow: XLA makes one program of the
   whole step.
 - PyTorch changes the model in place. In TensorFlow memory format and recomputed layers make a new
   model.
 
-When it helps and when it hurts: gains do not multiply. What is limited by memory (BatchNorm, ReLU)
-gains from compilation or from bfloat16, not from both in full. Accumulation and recomputation save
-memory and cost time. Add one rung at a time, measure, and leave out what does not pay.
+When it helps and when it hurts: gains do not multiply. Operators that are limited by memory
+bandwidth (BatchNorm, ReLU) gain from compilation or from bfloat16, but not fully from both.
+Accumulation and recomputation save memory and cost time. Add one technique at a time, measure, and
+leave out what does not help.
 - A CPU without bfloat16 units emulates it, several times slower.
 
-Run it alone: `python -m pt_impl.train_step.stacking` prints the ladder on the digits CNN.
+Run it alone: `python -m pt_impl.train_step.stacking` adds one technique after another to the digits
+CNN.
 
 Copy with it: `pt_impl/kit/calling.py`, `pt_impl/kit/checks/activation_checkpointing.py`,
 `pt_impl/kit/checks/compilation.py`, `pt_impl/kit/checks/gradient_accumulation.py`,

@@ -1,32 +1,30 @@
-"""Samples of many lengths: padded to fewer lengths, batched by length, or packed into rows.
+"""Varying lengths: samples padded to fewer lengths, batched by length, or packed into rows.
 
     x, y = pad(samples)  # to the longest of the batch; labels of padding do not count
     x, y = pack(samples, most=64)  # several samples in a row, each sees only itself
     step = make_train_step(model, optimizer, shapes="marked")  # one graph for all lengths
 
 What it changes: how much of a batch is padding, and how many shapes a compiler sees. The loss is
-the mean over real tokens, so it and its gradient are the same, to rounding, whatever the padding.
-That holds for packed rows, too. Batches by length (`batches` of `shared/lengths.py`) put other
-samples together.
+the mean over real tokens. So padding and packing change it and its gradient only by rounding.
+Batches by length (`batches` of `shared/lengths.py`) combine other samples.
 
 Its twin: `tf_impl/train_step/varying_lengths.py`.
 
 Where the frameworks differ and why:
 - PyTorch: eager code compiles nothing, so shapes may vary freely. TensorFlow: a plain `tf.function`
-  traces a graph for every shape, which takes longer than many steps.
-- PyTorch: `torch.compile` with static shapes makes a graph for every length and gives up after
-  eight; then the step is eager. By default it makes the second graph a dynamic one. `marked` spares
-  the first.
-- TensorFlow: `reduce_retracing` makes the second graph one for any length. A signature does so from
-  the start.
-- Batches by length: a sampler that knows all lengths in PyTorch, `bucket_by_sequence_length` in
-  tf.data.
+  traces a graph for every shape, which takes as long as many steps.
+- PyTorch: `torch.compile` with static shapes makes a graph for every length, and after eight the
+  step is eager. By default the second graph is dynamic. With `marked` the first one is, too.
+- TensorFlow: with `reduce_retracing` the second graph is for any length, with a signature the
+  first.
+- Batches by length: PyTorch has a sampler that knows all lengths, tf.data has
+  `bucket_by_sequence_length`.
 
-When it helps and when it hurts: the more lengths differ, the more padding costs. With half of the
-samples below a fifth of the longest, three quarters of full batches are padding. Packing avoids
-nearly all of it. The model has to take positions and a mask, and attention still computes what the
-mask hides. Batches by length ask nothing of the model, but each gradient is of similar samples. A
-multiple, or few lengths, trade some padding for fewer graphs.
+When it helps and when it hurts: the more lengths differ, the more padding costs. If half of the
+samples are shorter than a fifth of the longest, three quarters of full batches are padding. Packing
+avoids nearly all of it, but the model has to take positions and a mask, and attention still
+computes masked scores. Batches by length need no change of the model, but each batch holds similar
+samples. Padding to a multiple, or to few lengths, trades some padding for fewer graphs.
 
 Run it alone: `python -m pt_impl.train_step.varying_lengths` prints the share of padding.
 

@@ -1,5 +1,5 @@
-"""Adaptation: what was learned of one domain serves another.
+"""Adaptation: use what was learned on one domain in another.
 
-`adversarial` and `discrepancy` need no labels of it, `fine_tuning` does.
-Read `adversarial.py` first.
+`adversarial` and `discrepancy` need no labels of the other domain, `fine_tuning` does. Read
+`adversarial.py` first.
 """

@@ -5,18 +5,17 @@
 
 What it changes: a model that learns from a labelled source domain sees unlabelled samples of the
 target domain, too (Ganin et al., 2016, "Domain-Adversarial Training of Neural Networks"). A second
-head learns to tell the domains apart by the features. The gradient that it sends back is reversed,
-so the features learn what it can't tell. The reversal grows with the training steps, which the
-model counts and saves, since the domain head's first gradients are noise. Only features and head
-are used afterwards.
+head learns to tell the domains apart from the features. Its gradient is reversed, so the features
+learn to hide the domain. The domain head's first gradients are noise. So the reversal grows with
+the training steps, which the model counts and saves. Only features and head are used afterwards.
 
 Its twin: `pt_impl/adaptation/adversarial.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: it helps where the domains differ in what the labels do not depend
-on: background, lighting, a sensor. The classes have to be about as frequent in both, else it mixes
-the classes up. Two domains are about twice the arithmetic. Losses go up and down, since two heads
+When it helps and when it hurts: it helps if the domains differ in what does not affect the label:
+background, lighting, a sensor. Classes have to be about equally frequent in both, otherwise it
+mixes them up. Two domains are about twice the arithmetic. Losses go up and down, since two heads
 compete. Clipping gradients at a norm of 0.5 to 1 is usual. Choose settings without the target's
-labels, or the figures flatter.
+labels, otherwise the accuracy looks too good.
 
 Run it alone: `python -m tf_impl.adaptation.adversarial` prints accuracies on digits over photos.
 

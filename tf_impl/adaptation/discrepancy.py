@@ -1,24 +1,25 @@
-"""Domain adaptation by discrepancy (MMD): features whose distributions are near each other.
+"""Domain adaptation by discrepancy (MMD): features with similar distributions in both domains.
 
     model = AlignedModel(features, head)
     loss_fn = discrepancy_loss(loss_fn)  # for any train step, with model((source, target))
 
 What it changes: a model that learns from a labelled source domain sees unlabelled samples of the
-target domain, too, and the maximum mean discrepancy between the features of both is added to its
-loss (Gretton et al., 2012, "A Kernel Two-Sample Test"; Long et al., 2015, "Learning Transferable
+target domain, too. The maximum mean discrepancy between the features of both is added to its loss
+(Gretton et al., 2012, "A Kernel Two-Sample Test"; Long et al., 2015, "Learning Transferable
 Features with Deep Adaptation Networks"):
 
     MMD^2 = mean k(s, s') + mean k(t, t') - 2 mean k(s, t)
 
-over pairs of different samples. k is the mean of several Gaussian kernels: one that is too narrow
-or too wide sees nothing. What is used afterwards is features and head.
+over pairs of different samples. k is the mean of several Gaussian kernels, since one that is too
+narrow or too wide sees nothing. Only features and head are used afterwards.
 
 Its twin: `pt_impl/adaptation/discrepancy.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: it helps where adversarial training does. Its loss goes down, and
-there is one weight to choose. The estimate is noisy with small batches. It hurts where the classes
-are not about as frequent in both domains, and where the weight is so large that all features become
-alike. Choose settings without the target's labels, or the figures flatter.
+When it helps and when it hurts: it helps in the same cases as adversarial training. Its loss falls
+steadily, and only one weight has to be chosen. The estimate is noisy with small batches. It hurts
+if classes are not about equally frequent in both domains, or if the weight is so large that all
+features become equal. Choose settings without the target's labels, otherwise the accuracy looks too
+good.
 
 Run it alone: `python -m tf_impl.adaptation.discrepancy` prints accuracies on digits over photos.
 

@@ -1,4 +1,4 @@
-"""Fine-tuning: a trained model learns new data, and most of it stays as it is.
+"""Fine-tuning: a trained model learns new data, and most of its weights stay fixed.
 
     stored = store_features(backbone, images)  # once
     step = make_stored_train_step(stored, head, optimizer, loss_fn)  # step(rows, labels)
@@ -7,8 +7,8 @@
     merge_lora(model)  # the same predictions, without adapters
 
 What it changes: what is trained.
-- Frozen backbone: only the head learns, from features that the trained backbone gives in
-  evaluation mode. There is no backward pass through the backbone.
+- Frozen backbone: only the head learns, from the features of the trained backbone in evaluation
+  mode. There is no backward pass through the backbone.
 - Stored features: without random augmentation the features of an image are the same in every epoch,
   so they are computed once.
 - LoRA (Hu et al., 2021, arXiv:2106.09685): a dense layer's kernel W becomes W + alpha / rank A B.
@@ -16,10 +16,10 @@ What it changes: what is trained.
 
 Its twin: `pt_impl/adaptation/fine_tuning.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: a frozen backbone helps where labels are few and the new data is
-like the old. Stored features make an epoch almost free. Both hurt where the features do not fit:
-then everything must learn, or use LoRA. LoRA saves the optimizer's state and the gradients of the
-weights. It saves neither activations nor much time.
+When it helps and when it hurts: a frozen backbone helps if labels are few and the new data is like
+the old. Stored features make an epoch almost free. Both hurt if the features do not suit the new
+data: then train everything, or use LoRA. LoRA saves the optimizer's state and the gradients of the
+weights, but no activations and little time.
 
 Run it alone: `python -m tf_impl.adaptation.fine_tuning` prints time and accuracy of each.
 

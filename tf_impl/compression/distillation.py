@@ -1,4 +1,4 @@
-"""Knowledge distillation: a small student learns from a large teacher that is trained already.
+"""Knowledge distillation: a small student learns from a large trained teacher.
 
     target = teacher(x, training=False)  # outside the tape
     with tf.GradientTape() as tape:
@@ -8,21 +8,21 @@
 
 What it changes: the loss. The student learns from the labels and from the teacher's probabilities,
 softened by a temperature T: T^2 KL(softmax(teacher / T) || softmax(student / T)) (Hinton, Vinyals
-and Dean, 2015, section 2). T^2 keeps the size of the soft gradient where T changes. The teacher
-stays as it was. `make_train_step` runs it in every step. `make_stored_train_step` reads what
-`store_logits` has computed before.
+and Dean, 2015, section 2). T^2 keeps the size of the soft gradient the same for any T. The teacher
+does not change. `make_train_step` runs it in every step. `make_stored_train_step` reads the logits
+that `store_logits` has computed before.
 - For `fit` there is a mixin, `DistilledTraining`.
 
 Its twin: `pt_impl/compression/distillation.py`, which says where the frameworks differ.
 
 When it helps and when it hurts: it helps a student that must be small, most with few labels or none
-(alpha 1). Without random augmentation the teacher says the same in every epoch: store it. With
-augmentation the teacher has to see just what the student sees (Beyer et al., 2021), which costs its
-forward pass in every step. It hurts where the teacher is no better than the student, or far better
-(Cho and Hariharan, 2019). No T and alpha are right everywhere.
+(alpha 1). Without random augmentation the teacher's logits are the same in every epoch: store them.
+With augmentation the teacher has to see the same images as the student (Beyer et al., 2021), which
+costs its forward pass in every step. It hurts if the teacher is no better than the student, or far
+better (Cho and Hariharan, 2019). T and alpha have to be tuned.
 
-Run it alone: `python -m tf_impl.compression.distillation` prints a student alone, with a teacher in
-every step, and with stored logits.
+Run it alone: `python -m tf_impl.compression.distillation` prints a student without a teacher, with
+one in every step, and with stored logits.
 
 Copy with it: `tf_impl/kit/calling.py`, `tf_impl/kit/checks/distillation.py`.
 """

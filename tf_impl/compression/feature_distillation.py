@@ -1,24 +1,24 @@
-"""Feature distillation: a student's hidden layer follows one of a trained teacher.
+"""Feature distillation: a student's hidden layer imitates one of a trained teacher.
 
     taught = attach_regressor(student, teacher, x, student_layer="a", teacher_layer="b")
     output, features = taught(x, training=True)
     loss = loss_fn(output, y) + weight * tf.reduce_mean(tf.square(features - target))
 
-What it changes: the loss. The output of a student's layer is also drawn to that of a teacher's
-layer (FitNets: Romero et al., 2014, "Hints for Thin Deep Nets"). The student is thinner, so a
-regressor widens its features. It is trained along and dropped afterwards. FitNets learns first
-features, then logits (`distillation.py`). Here labels and features are learned in one stage, as is
-usual today. The teacher stays as it was.
+What it changes: the loss. It also contains the distance between the output of a student's layer and
+that of a teacher's layer (FitNets: Romero et al., 2014, "Hints for Thin Deep Nets"). The student is
+thinner, so a regressor widens its features. It is trained, too, and dropped afterwards. FitNets
+learns first features, then logits (`distillation.py`). Here labels and features are learned in one
+stage, as is usual today. The teacher does not change.
 
 Its twin: `pt_impl/compression/feature_distillation.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: it helps thin and deep students, which are hard to train from their
-output only. It also helps tasks without logits: regression, embeddings. Each step costs the
-teacher's pass. Features are too large to store for most data. It hurts where the layers do not
-correspond: too deep a pair holds the student back (FitNets, section 2.2). The scale of features
-differs between models and layers, so `weight` needs a search.
+When it helps and when it hurts: it helps thin, deep students, which are hard to train from their
+output only, and tasks without logits: regression, embeddings. Each step costs the teacher's pass,
+since features are too large to store for most data. It hurts if the layers do not correspond:
+layers that are too deep hold the student back (FitNets, section 2.2). The scale of features differs
+between models and layers, so `weight` has to be tuned.
 
-Run it alone: `python -m tf_impl.compression.feature_distillation` prints a student alone and with
+Run it alone: `python -m tf_impl.compression.feature_distillation` prints a student without and with
 features.
 
 Copy with it: `tf_impl/kit/calling.py`, `tf_impl/kit/checks/feature_distillation.py`.

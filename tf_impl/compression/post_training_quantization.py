@@ -5,17 +5,17 @@
     interpreter = ai_edge_litert.interpreter.Interpreter(model_content=content)
 
 What it changes: the numbers that a trained model computes with. A float tensor becomes integers and
-a scale, q = round(x / scale) + zero point (Jacob et al., 2018, arXiv:1712.05877). Static: weights
-and activations, whose ranges come from calibration data. Dynamic: weights, and each activation by
-its own range at run time. ONNX Runtime's tool does the static kind, too.
+a scale, q = round(x / scale) + zero point (Jacob et al., 2018, arXiv:1712.05877). Static
+quantization takes the ranges of activations from calibration data. Dynamic quantization computes
+them at run time. ONNX Runtime's tool is static, too.
 
 Its twin: `pt_impl/compression/post_training_quantization.py`, which says where the frameworks
 differ.
 
 When it helps and when it hurts: on a CPU with units for int8 (VNNI, AMX) static int8 is two to four
-times as fast where convolutions and matrix products dominate. Without these units it can be slower.
-Weights shrink to a quarter. It hurts where few values are far larger than the rest, and where
-calibration data is not like what comes later. Compare accuracy before you deploy.
+times as fast if convolutions and matrix products dominate. Without these units it can be slower.
+Weights shrink to a quarter. It hurts if a few values are far larger than the rest, or if
+calibration data is not like later inputs. Compare accuracy before you deploy.
 
 Run it alone: `python -m tf_impl.compression.post_training_quantization` prints time, size and
 accuracy.

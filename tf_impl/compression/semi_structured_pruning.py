@@ -1,21 +1,21 @@
-"""Semi-structured pruning: two zeros in each four weights, the pattern of sparse tensor cores.
+"""Semi-structured pruning: two zeros in every four weights, the pattern of sparse tensor cores.
 
     model = apply_two_to_four(model)  # a trained one; train it again, with an optimizer for it
     model = finalize_two_to_four(model)
 
-What it changes: of each four weights of a kernel that read neighbouring inputs the two of smaller
-magnitude become zero, once. They stay zero while the model trains on (Mishra et al., 2021, section
-4: train, prune once, train again with the same recipe). Of a group that the inputs do not fill two
-weights stay: a kernel of three inputs loses a third, one of two nothing.
+What it changes: four weights of neighbouring inputs form a group. The two smaller ones become zero,
+and stay zero while the model trains on (Mishra et al., 2021, section 4: train, prune once, train
+again with the same recipe). In a group of fewer weights two stay: a kernel with three inputs loses
+a third, one with two inputs nothing.
 
 Its twin: `pt_impl/compression/semi_structured_pruning.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: it helps where hardware can use the pattern. It costs less accuracy
-than removed channels and more than the same number of freely chosen zeros. On a CPU it buys
-nothing: kernels stay dense tensors.
+When it helps and when it hurts: it helps on hardware that can use the pattern. It costs less
+accuracy than removing channels, and more than the same number of freely chosen zeros. On a CPU it
+gains nothing: kernels stay dense tensors.
 
-Run it alone: `python -m tf_impl.compression.semi_structured_pruning` prints the dense model against
-the masked.
+Run it alone: `python -m tf_impl.compression.semi_structured_pruning` compares the dense with the
+masked model.
 
 Copy with it: `tf_impl/kit/checks/semi_structured_pruning.py`, `tf_impl/kit/copying.py`.
 """

@@ -1,4 +1,4 @@
-"""Sparse inference: predict with the zeros of pruned dense layers left out, as CSR matrices.
+"""Sparse inference: skip the zeros of pruned dense layers, with CSR matrices.
 
     predict = make_predict(model, min_sparsity=0.9)  # of a pruned, finalized model
     output = predict(x)
@@ -6,17 +6,17 @@
 What it changes: the kernel of each dense layer with enough zeros is stored as a compressed sparse
 row (CSR) matrix: the values that are not zero, their columns, and where each row begins. The
 product visits only these values. Predictions are those of the dense model, up to rounding. A value
-costs 8 bytes with its index, 4 when dense: below 50% of zeros the sparse kernel is the larger one.
+takes 8 bytes with its index, 4 in a dense kernel: below 50% zeros the sparse kernel is larger.
 
 Its twin: `pt_impl/compression/sparse_inference.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: it hurts below that: a dense product uses wide vector units on data
-in order, a sparse one gathers. At 50% of zeros it is slower. Whole channels removed
-(`structured_pruning.py`), or 2:4 patterns on a GPU, suit hardware better. It is for prediction: the
-sparse kernels do not train.
-- It helps on a CPU from about 90% of zeros on, where layers are large.
+When it helps and when it hurts: with few zeros it is slower, also at 50%: a dense product uses wide
+vector units on contiguous data, a sparse one has to gather. Removing whole channels
+(`structured_pruning.py`), or 2:4 patterns on a GPU, suit hardware better. It is for prediction
+only: sparse kernels can't be trained.
+- It helps on a CPU from about 90% zeros on, if layers are large.
 
-Run it alone: `python -m tf_impl.compression.sparse_inference` prints dense against CSR at several
+Run it alone: `python -m tf_impl.compression.sparse_inference` compares dense with CSR at several
 sparsities.
 
 Copy with it: `tf_impl/kit/checks/sparse_inference.py`, `tf_impl/kit/tracing.py`.

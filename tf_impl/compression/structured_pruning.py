@@ -1,20 +1,20 @@
-"""Structured pruning: whole channels leave a network, which becomes a smaller one.
+"""Structured pruning: remove whole channels, which gives a smaller dense model.
 
     model = remove_channels(model, x[:2], share=0.5)
     model.compile(tf.keras.optimizers.SGD(0.01), loss)  # a new optimizer; train the model on
 
-What it changes: the channels whose filters have the smallest L1 norm leave each convolution and
-dense layer (Li et al., 2017, section 3.1), with their normalisation and what later layers would
-have read of them. Layers that make the same channels (they are added, or filtered one by one) lose
-the same ones: a dependency group (Fang et al., 2023). The result is an ordinary dense model.
-Removing a share s leaves about (1 - s)^2 of the arithmetic and weights.
+What it changes: each convolution and dense layer loses the channels whose filters have the smallest
+L1 norm (Li et al., 2017, section 3.1). Their normalisation and the weights of later layers that
+read them go, too. Layers whose outputs are added, or filtered one by one, lose the same channels: a
+dependency group (Fang et al., 2023). The result is an ordinary dense model. Removing a share s
+leaves about (1 - s)^2 of the arithmetic and weights.
 
 Its twin: `pt_impl/compression/structured_pruning.py`, which says where the frameworks differ.
 
 When it helps and when it hurts: it makes a model faster on any hardware, in any runtime. It costs
-more accuracy than single weights do at the same share. Where training starts at random, training
-the small model from scratch is as good (Liu et al., 2019). Kernels gain little where the channels
-that stay no longer fill vector registers: prefer multiples of 8 or 16.
+more accuracy than pruning the same share of single weights. Training the small model from random
+weights can be as good (Liu et al., 2019). Kernels gain little if the remaining channels no longer
+fill vector registers: prefer multiples of 8 or 16.
 
 Run it alone: `python -m tf_impl.compression.structured_pruning` prints sizes and times of smaller
 models.

@@ -1,18 +1,17 @@
-"""Weight quantization: the weights of dense layers in 8 or 4 bits, everything else in float.
+"""Weight quantization: weights of dense layers in 8 or 4 bits, everything else in float.
 
     model = apply_int8(model, example_inputs)  # a copy
     predict = tf.function(model)
 
-What it changes: the weights of dense layers become integers and scales. They become float32 again
-where they are multiplied. Activations stay as they were. int8 has a scale for each output. int4 has
-one for each 32 inputs of an output, since 16 levels are too few for a whole row.
+What it changes: the weights of dense layers become integers and scales, and float32 again when they
+are multiplied. Activations do not change. int8 has one scale per output. int4 has one per 32 inputs
+of an output, since 16 levels are too few for a whole row.
 
 Its twin: `pt_impl/compression/weight_quantization.py`, which says where the frameworks differ.
 
 When it helps and when it hurts: files and downloads shrink to a quarter or an eighth. It saves time
-where reading weights takes longest: one sample and large layers. With many samples the conversion
-comes on top of the same products. For speed on a CPU, quantize activations too
-(`post_training_quantization.py`).
+if reading weights takes longest: one sample and large layers. With many samples the conversion only
+adds time. For speed on a CPU, quantize activations, too (`post_training_quantization.py`).
 
 Run it alone: `python -m tf_impl.compression.weight_quantization` prints time and size at each
 width.

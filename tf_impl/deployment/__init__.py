@@ -1,6 +1,5 @@
-"""From a trained model to what serves it: ONNX Runtime, OpenVINO, LiteRT, the own runtimes.
+"""Serving a trained model: ONNX Runtime, OpenVINO, LiteRT, the framework's runtimes.
 
-`export` writes files for other runtimes, `native_export` for the framework's own;
-`frozen_inference` stays in the framework.
-Read `export` first.
+`export` writes files for other runtimes, `native_export` for the framework's runtime;
+`frozen_inference` stays in the framework. Read `export` first.
 """

@@ -4,16 +4,16 @@
     predict = shared.runtimes.load_litert(path, threads=1)
     logits = predict(array)  # any number of samples
 
-What it changes: who runs the model. Its operators and weights are written to a file. ONNX Runtime,
+What it changes: what runs the model. Its operators and weights are written to a file. ONNX Runtime,
 OpenVINO or LiteRT optimize it for the machine and run it, without TensorFlow and without the
 model's source. Results differ by rounding.
 
 Its twin: `pt_impl/deployment/export.py`, which says where the frameworks differ.
 
 When it helps and when it hurts: it helps a program that only predicts: it starts at once and needs
-a fraction of the memory. It helps small models, whose time in a framework is mostly the
-framework's. Training stays behind, and so does what the format cannot say: operators that it lacks,
-branches on values. Compare a file with its model on real data before you use it.
+a fraction of the memory. Small models gain most, since most of their time is the framework's
+overhead. A file can't train, and can't hold operators that the format lacks, or branches on values.
+Compare a file with its model on real data before you use it.
 
 Run it alone: `python -m tf_impl.deployment.export` prints the time of each runtime at batch 1.
 

@@ -2,16 +2,16 @@
 
     predict = frozen_predict(model)  # constants, folded by grappler
 
-What it changes: what is computed anew in each call. With weights that never change, whatever
-depends on nothing else is computed once. BatchNorm in evaluation mode is a product and a sum for
-each channel, which the convolution before it can do: its kernel is scaled, its bias moved.
-- Variables become constants. Then grappler, TensorFlow's optimizer of graphs, folds them and joins
+What it changes: what each call computes. If weights never change, everything that depends only on
+them is computed once. BatchNorm in evaluation mode is one multiplication and addition per channel,
+which the convolution before it can do: its kernel is scaled, its bias shifted.
+- Variables become constants. Then grappler, TensorFlow's graph optimizer, folds them and fuses
   operators.
 
 Its twin: `pt_impl/deployment/frozen_inference.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: it helps convolutions with BatchNorm, and small models, where an
-operator costs more than its arithmetic. It hurts where weights still change: predictions are those
+When it helps and when it hurts: it helps convolutions with BatchNorm, and small models, whose
+operators have more overhead than arithmetic. If weights change later, predictions are still those
 of the weights at the first call.
 - Nothing is compiled, so the first call is fast.
 

@@ -1,4 +1,4 @@
-"""Native export: the model as a file for TensorFlow's own runtime, and compiled in place.
+"""Native export: the model as a file for TensorFlow's runtime, and compiled in place.
 
     path = export_package(model, example_inputs, "model")  # a folder
     predict = load_package(path, threads=1)  # arrays in and out, any number of samples
@@ -9,15 +9,13 @@ TensorFlow.js run it without the model's source. Results differ by rounding.
 
 Its twin: `pt_impl/deployment/native_export.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: where the framework need not be installed, use
-`deployment/export.py`.
-- A SavedModel helps where TensorFlow serves: it fixes what the model was, and needs no Python
-  source.
-- It is no faster than the graph that it holds, and starts as slowly as TensorFlow does.
-- XLA helps on a GPU and where many small operators follow each other. On a CPU its convolutions are
-  slower than oneDNN's.
+When it helps and when it hurts: if the framework need not be installed, use `deployment/export.py`.
+- A SavedModel is for serving with TensorFlow: it fixes the model, and needs no Python source.
+- It is as fast as its graph, and starts as slowly as TensorFlow.
+- XLA helps on a GPU and with many small operators in sequence. On a CPU its convolutions are slower
+  than oneDNN's.
 
-Run it alone: `python -m tf_impl.deployment.native_export` prints `tf.function` against the others.
+Run it alone: `python -m tf_impl.deployment.native_export` compares `tf.function` with the others.
 
 Copy with it: `shared/runtimes.py`, `tf_impl/kit/checks/native_export.py`,
 `tf_impl/kit/signatures.py`.

@@ -1,22 +1,22 @@
-"""Reduced precision: predictions in half-width arithmetic, from the weights as they are.
+"""Reduced precision: predictions in 16-bit arithmetic, from float32 weights.
 
     predict = make_predict(model)  # bfloat16
     output = predict(x)  # in float32
 
 What it changes: convolutions and matrix products of a prediction compute in bfloat16 or float16.
-The weights stay float32 and are cast in every call. The output is float32. The model can go on
-training.
+The weights stay float32 and are cast in every call. The output is float32. The model can still be
+trained.
 
 Its twin: `pt_impl/deployment/reduced_precision.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: it helps where the hardware computes in the dtype (CUDA, CPUs with
-AVX512-BF16 or AMX) and batches are large. It hurts single samples, which pay for the casts, and
-CPUs that emulate the dtype. A file for another runtime is faster still (`export.py`,
+When it helps and when it hurts: it helps if the hardware computes in the dtype (CUDA, CPUs with
+AVX512-BF16 or AMX) and batches are large. Single samples become slower, because of the casts, and
+so do CPUs that emulate the dtype. A file for another runtime is faster still (`export.py`,
 `native_export.py`).
-- A model built under the policy "bfloat16" halves the memory of its weights, but rounds statistics
-  and normalisation too.
+- A model built under the policy "bfloat16" needs half the memory for weights, but rounds statistics
+  and normalisation, too.
 
-Run it alone: `python -m tf_impl.deployment.reduced_precision` prints float32 against bfloat16.
+Run it alone: `python -m tf_impl.deployment.reduced_precision` compares float32 with bfloat16.
 
 Copy with it: `tf_impl/kit/calling.py`, `tf_impl/kit/checks/mixed_precision.py`,
 `tf_impl/train_step/mixed_precision.py`.

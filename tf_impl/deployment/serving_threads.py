@@ -1,19 +1,19 @@
-"""Threads and processes: pools as large as the process may use, and several instances.
+"""Threads and processes: thread pools of the right size, and several instances of a model.
 
     size_pools()  # first of all: as many threads as the affinity and the quota allow
     best, *others = search(make, samples)  # measures some settings on this machine
     server = serve(make, samples[0], processes=best.setting.processes, threads=...)
 
 What it changes: how many threads compute an operator, and how many predictions (or train steps) run
-at once. Results are the same but for the order of additions.
+at once. Results differ only by the order of additions.
 
 Its twin: `pt_impl/deployment/serving_threads.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: a pool that ignores a quota is throttled, all threads together. So
-the quota's size helps wherever there is a quota. One sample of a small model is fastest on one
-thread or few: operators end before threads have met. Many callers are served best by an instance a
-core. Each instance holds the model in memory. A large model does better with one instance on all
-cores. So `search` measures some settings.
+When it helps and when it hurts: with a container's quota it always helps, since all threads of too
+large a pool are throttled together. One sample of a small model is fastest on one thread or few,
+because synchronising threads takes longer than the operators. Many callers are served best by one
+instance per core. Each instance holds the model in memory. A large model does better with one
+instance on all cores. So `search` measures some settings.
 
 Run it alone: `python -m tf_impl.deployment.serving_threads` searches with four convolutions.
 

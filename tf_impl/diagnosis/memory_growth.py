@@ -1,19 +1,19 @@
-"""Memory growth: whether a step's memory stays, fills a cache, or leaks.
+"""Memory growth: whether a step's memory is steady, fills a cache, or leaks.
 
     print(watch_memory(step, batches))  # steady, cache or leak, and how much a round
 
-What it changes: nothing. It takes steps round by round, reads the resident memory after each, and
-judges the line. A line that rises to the end is a leak. One that rose and then stays is a cache. It
-says how much a leak grows a round, which Python objects increase, and what the allocators give back
-when asked.
+What it changes: nothing. It runs steps in rounds, reads the resident memory after each round, and
+judges the curve. If it rises to the end, it is a leak. If it rises and then stays, it is a cache.
+For a leak it says how much it grows per round, which Python objects increase in number, and how
+much memory the allocators can return.
 
 Its twin: `pt_impl/diagnosis/memory_growth.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: it finds a leak of a megabyte a round in 50 rounds, long before the
-machine is full. Let a round have many steps where the leak is small: it has to show above a memory
-page or two. A cache that fills for more rounds than are watched looks like a leak: watch more
-rounds. Where batches have several shapes, 12 rounds of batches are played three times. What grows
-only with new shapes is a cache. Counting all objects takes some milliseconds a round.
+When it helps and when it hurts: it finds a leak of a megabyte per round in 50 rounds, long before
+memory is full. If the leak is small, use many steps per round: it has to exceed a memory page or
+two. A cache that fills for more rounds than are watched looks like a leak: watch more rounds. If
+batches have several shapes, 12 rounds of batches are run three times. Memory that grows only with
+new shapes is a cache. Counting all objects takes some milliseconds per round.
 
 Run it alone: `python -m tf_impl.diagnosis.memory_growth` watches a step that leaks and one that
 does not.

@@ -1,19 +1,19 @@
-"""Profiling: where the time of a train step goes, by the framework's own profiler.
+"""Profiling: where the time of a train step goes, by the framework's profiler.
 
     print(profile_steps(step, batches))  # a table of parts and operators
 
-What it changes: nothing but the time of the profiled steps. Steps with and without the profiler
-alternate over the same batches. The profile becomes one breakdown with the same parts in both
-frameworks: waiting for data, host to device, forward, backward, optimizer, communication, the
-framework between operators, idle. It adds up to the step as timed without the profiler. What the
-profiler added is reported (`profiler_cost`) and subtracted.
+What it changes: only the time of the profiled steps. Steps with and without the profiler alternate
+over the same batches. The breakdown has the same parts in both frameworks: waiting for data, host
+to device, forward, backward, optimizer, communication, the framework between operators, idle. They
+add up to the step without the profiler. The profiler's cost is reported (`profiler_cost`) and
+subtracted.
 
 Its twin: `pt_impl/diagnosis/profiling.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: it says which part of the step is worth a technique, before you try
-one. Each recorded event costs about a microsecond, so a step of many small operators is slower
-under the profiler. Look at its cost. On a CPU nothing crosses to a device. "idle" is time in which
-the step's thread slept, or waited for a core that others use.
+When it helps and when it hurts: it says which part of the step to improve, before you try a
+technique. Each recorded event costs about a microsecond, so a step of many small operators is
+slower under the profiler: look at its cost. On a CPU nothing is moved to a device. "idle" is time
+in which the step's thread slept, or waited for a core that others use.
 
 Run it alone: `python -m tf_impl.diagnosis.profiling` prints the breakdown of the digits CNN.
 

@@ -1,22 +1,21 @@
-"""Input pipeline: a folder of JPEG files as batches, in the forms that the documentation shows.
+"""Input pipeline: batches from a folder of JPEG files, as the documentation shows it.
 
     for x, y in uint8_loader("photos", batch_size=32, seed=0):  # instead of your loop's batches
         loss = step(x, y)
 
 What it changes: where images are read, decoded, cropped, flipped and normalised, and how they get
 to the training loop. All loaders give the same batches: float32 images, normalised by ImageNet's
-mean and deviation, and int64 labels. Images are (n, 3, 224, 224), in TensorFlow (n, 224, 224, 3).
-Order and crops follow from the seed and the epoch (`shared/epochs.py`). Each iteration is the next
-epoch.
+mean and standard deviation, and int64 labels. Images are (n, 3, 224, 224), in TensorFlow (n, 224,
+224, 3). Order and crops follow from the seed and the epoch (`shared/epochs.py`). Each pass over the
+loader is the next epoch.
 
 Its twin: `pt_impl/input/folder.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: it takes its share of the cores that train. `tuned_folder.py` is
+When it helps and when it hurts: it competes with training for the cores. `tuned_folder.py` is
 faster.
-- It helps where an image takes longer than a call of the map. Small arrays are better mapped a
-  batch at a time.
+- A map per image is fine if an image takes longer than the call. Map small arrays by batch.
 
-Run it alone: `python -m tf_impl.input.folder` prints samples/s of each loader beside the limit.
+Run it alone: `python -m tf_impl.input.folder` prints samples/s of each loader, and the work limit.
 
 Copy with it: `shared/epochs.py`, `shared/images.py`, `tf_impl/kit/photos.py`.
 """

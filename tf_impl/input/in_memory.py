@@ -1,22 +1,21 @@
-"""In-memory input pipeline: small images from arrays, standardised, shifted at random, in batches.
+"""In-memory input pipeline: batches of small images from arrays, standardised and randomly shifted.
 
     for x, y in vectorised_loader("data", batch_size=128, seed=0):  # data/train_x.npy, train_y.npy
         loss = step(x, y)
 
-What it changes: how samples that are in memory already become batches. The work on one sample takes
-microseconds, less than what a pipeline does around it. So it matters how often anything is called:
-once a sample, or once a batch. Every loader gives the same batches: each image less its mean and
-divided by its deviation, padded by two pixels and cropped to its size, in float32, and int64
-labels. Images are (n, channels, height, width), in TensorFlow (n, height, width, channels). Order
-and shifts follow from the seed and the epoch (`shared/epochs.py`). Each iteration is the next
-epoch.
+What it changes: how samples in memory become batches. The work on one sample takes microseconds,
+less than a pipeline's overhead. So it matters whether functions are called once per sample or once
+per batch. Every loader gives the same batches: each image less its mean, divided by its standard
+deviation, padded by two pixels and cropped to its size, in float32, and int64 labels. Images are
+(n, channels, height, width), in TensorFlow (n, height, width, channels). Order and shifts follow
+from the seed and the epoch (`shared/epochs.py`). Each pass over the loader is the next epoch.
 
 Its twin: `pt_impl/input/in_memory.py`, which says where the frameworks differ.
 
 When it helps and when it hurts: a batch at a time is many times as fast as a sample at a time. A
-cache saves the work that is the same in every epoch. Here that is a standardisation, which hardly
-takes longer than reading what is stored.
-- A cache on disk is read anew in every epoch.
+cache saves the work that is the same in every epoch. Here that is the standardisation, which takes
+hardly longer than reading the cache.
+- A cache on disk is read again in every epoch.
 
 Run it alone: `python -m tf_impl.input.in_memory` prints samples/s of each loader.
 

@@ -1,18 +1,18 @@
-"""Mapped input pipeline: decoded photos from arrays on disk that are mapped into memory.
+"""Mapped input pipeline: decoded photos in arrays on disk, mapped into memory.
 
     # once: twinbench shards photos arrays --format arrays
     for x, y in memory_mapped_loader("arrays", batch_size=32, seed=0):
         loss = step(x, y)
 
-What it changes: images are decoded once, when the arrays are written. Of an image only the bytes of
-its crop are read. What has been read stays in the page cache, once for all processes. Batches,
-order and crops are those of `folder.py`.
+What it changes: images are decoded only once, when the arrays are written. Only the bytes of an
+image's crop are read. They stay in the page cache, once for all processes. Batches, order and crops
+are those of `folder.py`.
 
 Its twin: `pt_impl/input/mapped_arrays.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: it helps where decoding is most of the work and memory is ample.
-The arrays need about ten times the space of their JPEG files. Where they don't fit the page cache,
-the disk decides. Any sample can be read at once, so no shuffle buffer is needed.
+When it helps and when it hurts: it helps if decoding is most of the work and memory is ample. The
+arrays need about ten times the space of the JPEG files. If they don't fit into the page cache, the
+disk limits the speed. Any sample can be read directly, so no shuffle buffer is needed.
 
 Run it alone: `python -m tf_impl.input.mapped_arrays` prints samples/s.
 

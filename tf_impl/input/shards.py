@@ -4,16 +4,16 @@
     for x, y in interleaved_loader("shards", batch_size=32, seed=0):
         loss = step(x, y)
 
-What it changes: where samples lie. Each small file of a folder costs an open, and on a disk or over
-a network a seek. A shard is read in one go. The price is the order: that of the shards is drawn in
-each epoch, and the next sample comes from a buffer of `shuffle_buffer` samples. Batches are those
-of `folder.py`. A crop follows from the seed, the epoch and the sample's row in the folder that the
-shards were made of.
+What it changes: how samples are stored. Each small file in a folder has to be opened, which on a
+disk or over a network costs a seek. A shard is read from front to back. So the order is less
+random: shards are shuffled in each epoch, and samples are drawn from a buffer of `shuffle_buffer`
+samples. Batches are those of `folder.py`. A crop follows from the seed, the epoch and the sample's
+place in the original folder.
 
 Its twin: `pt_impl/input/shards.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: it helps where opening files is slow. In the page cache a folder is
-as fast. With a buffer smaller than a shard, neighbouring samples stay near each other.
+When it helps and when it hurts: it helps if opening files is slow. A folder in the page cache is as
+fast. With a buffer smaller than a shard, neighbouring samples stay near each other.
 
 Run it alone: `python -m tf_impl.input.shards` prints samples/s of each loader.
 

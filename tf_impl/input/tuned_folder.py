@@ -1,23 +1,22 @@
-"""Tuned input pipeline: a folder of JPEG files as batches, close to the limit of the work itself.
+"""Tuned input pipeline: batches from a folder of JPEG files, close to the limit of decoding.
 
     for x, y in tuned_loader("photos", batch_size=32, seed=0):
         loss = step(x, y)
 
-What it changes: what happens between the work on a sample and the training loop. `tuned_loader`
-keeps two batches of calls in flight on two threads a core, and each call writes its normalised
-image into its place in the batch. `service_loader` has batches made by workers of tf.data's
-service, on other machines. Batches, files and crops are those of `folder.py`.
+What it changes: how samples get to the training loop. `tuned_loader` runs two batches of calls at a
+time, on two threads per core, and each call writes its normalised image into its place in the
+batch. `service_loader` gets batches from workers of tf.data's service, on other machines. Batches,
+files and crops are those of `folder.py`.
 
 Its twin: `pt_impl/input/tuned_folder.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: it helps where a batch takes long to make, such as one of photos.
-It takes memory for some more batches, and all cores, also those that train. A process that trains
-on a GPU does better with `tf.config.threading.set_intra_op_parallelism_threads(1)`: TensorFlow
-splits even small elementwise work among all its threads, and tf.data's option against that does not
-reach these operators. The kernel clears the pages of each new batch, unless glibc keeps them
-(MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ above the size of a batch). The service helps
-where other machines have cores to spare. On one machine it is the same cores, and a copy of each
-batch.
+When it helps and when it hurts: it helps if a batch takes long to make, as with photos. It needs
+memory for some more batches, and all cores, which training uses, too. If you train on a GPU, call
+`tf.config.threading.set_intra_op_parallelism_threads(1)`: TensorFlow splits even small elementwise
+work among all its threads, and tf.data's option against that does not reach these operators. The
+kernel clears the pages of each new batch, unless glibc keeps them (MALLOC_MMAP_THRESHOLD_ and
+MALLOC_TRIM_THRESHOLD_ above the size of a batch). The service helps if other machines have free
+cores. On one machine it uses the same cores, and copies each batch.
 
 Run it alone: `python -m tf_impl.input.tuned_folder` prints samples/s.
 

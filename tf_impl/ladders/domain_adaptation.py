@@ -1,22 +1,21 @@
-"""Domain adaptation: an adversarial training (DANN), from arrays on disk to a model in use.
+"""Domain adaptation: adversarial training (DANN), from arrays on disk to a model in use.
 
 What it changes: the program that a tutorial ends with (samples standardised and shifted one at a
-time, one float32 graph a step of features, head and domain head) takes one
-technique more with each rung, and everything below stays:
+time, one float32 graph a step of features, head and domain head) gets one more technique at each
+rung, on top of those before:
 
 1. input_pipeline: both domains are standardised once, and shifted a batch at a time.
 2. mixed_precision: forward passes and predictions compute in bfloat16, over float32 weights.
-3. clipping: gradients are scaled to a norm of at most 0.5, as is usual for adversarial losses.
+3. clipping: gradients are clipped at a norm of 0.5, as is usual for adversarial losses.
 4. compiled: the whole step by XLA.
 
 Its twin: `pt_impl/ladders/domain_adaptation.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: each rung helps by its technique: see the files that this one
-imports. The step passes both domains through the features, so what makes a step faster counts
-twice. The pipeline does twice the work, too.
+When it helps and when it hurts: see the files of the techniques, which this one imports. Step and
+pipeline process two domains, so techniques that speed them up count twice.
 
 Run it alone: `python -m tf_impl.ladders.domain_adaptation` trains on digits over photos, plain and
-with all rungs but the compiler's.
+with all rungs except compilation.
 """
 
 import math

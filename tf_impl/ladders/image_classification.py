@@ -1,28 +1,29 @@
 """Image classification: a whole training, from photos on disk to a model in use, rung by rung.
 
 What it changes: the program that a tutorial ends with (photos through the plainest pipeline, one
-float32 graph a step, the last weights, predictions by the model itself) takes one technique more
-with each rung, and everything below stays:
+float32 graph a step, the last weights, predictions by the model itself) gets one more technique at
+each rung, on top of those before:
 
 1. input_pipeline: two batches of calls in flight, on two threads a core.
 2. mixed_precision: forward passes and predictions compute in bfloat16, over float32 weights.
 3. memory_format: the channels of a pixel lie together, TensorFlow's default: nothing changes.
 4. accumulation: a batch in two micro-batches, each normalised by itself.
 5. compiled: the whole step by XLA.
-6. averaged_weights: an exponential average of the weights is used in the end, with statistics of
-   BatchNormalization that are made anew for it.
-7. pruned: whole channels leave the trained network, which trains on, with all of the above.
-8. int8: static int8 in a file of ONNX Runtime, which predicts from then on.
+6. averaged_weights: an exponential average of the weights is used in the end, with BatchNorm's
+   statistics computed for it.
+7. pruned: whole channels are removed from the trained network, which trains on, with all of the
+   above.
+8. int8: ONNX Runtime predicts with a static int8 file.
 
 Its twin: `pt_impl/ladders/image_classification.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: each rung helps by its technique: see the files that this one
-imports. Accumulation saves memory and costs time. An average costs a pass over the weights a step.
-Not every rung pays on every machine: leave out those that don't. The order is that of
-`stacking.py`. Pruning and integers come last, since training has to be over.
+When it helps and when it hurts: see the files of the techniques, which this one imports.
+Accumulation saves memory and costs time. An average costs a pass over the weights per step. Not
+every rung helps on every machine: leave out those that don't. The order is that of `stacking.py`.
+Pruning and int8 come last, since training has to be over.
 
 Run it alone: `python -m tf_impl.ladders.image_classification` trains ResNet-18 plain and with all
-rungs but the compiler's, on photos that it writes first.
+rungs except compilation, on photos that it writes first.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,20 +1,19 @@
 """Language model: pre-training of a GPT or a BERT, from characters on disk to a model in use.
 
 What it changes: the program that a tutorial ends with (one float32 graph a step and Keras's AdamW,
-one device) takes one technique more with each rung, and everything below stays:
+one device) gets one more technique at each rung, on top of those before:
 
 1. mixed_precision: forward passes and predictions compute in bfloat16, over float32 weights.
 2. fused_optimizer: one kernel updates a variable.
-3. checkpointing: the inside of each transformer block is computed again in the backward pass.
+3. checkpointing: each transformer block is recomputed in the backward pass.
 4. accumulation: a batch in two micro-batches.
 5. data_parallel: replicas with a share of the cores, and of each batch; gradients are summed.
 
 Its twin: `pt_impl/ladders/language_model.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: each rung helps by its technique: see the files that this one
-imports. Replicas on one CPU share what one process has already. They gain where its operators do
-not use all cores, and each costs a copy of everything. Checkpointing and accumulation save memory
-and cost time.
+When it helps and when it hurts: see the files of the techniques, which this one imports. Replicas
+on one CPU share its cores. They gain only if one process does not use all cores, and each needs a
+copy of everything. Checkpointing and accumulation save memory and cost time.
 
 Run it alone: `python -m tf_impl.ladders.language_model` trains a small GPT plain and with all
 rungs; with `text-bert` after it, a small BERT.

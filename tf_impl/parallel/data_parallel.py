@@ -1,21 +1,21 @@
-"""Data parallelism: replicas of a model, each on its part of the batch, on one machine or many.
+"""Data parallelism: replicas of a model, each with a part of the batch, on one machine or many.
 
     model, optimizer, loss_fn = apply_data_parallel(build)  # in each process of TF_CONFIG
     step = make_train_step(model, optimizer, loss_fn)
     for (x, y), samples in distribute(model, dataset):
         loss = step(x, y, samples)
 
-What it changes: every replica runs forward and backward pass on its part of the global batch,
-gradients are summed over all, and each applies the same update. A part counts by its samples, so n
-replicas train to the weights of one process with the whole batch, also where the last batch is
-smaller. BatchNorm sees each replica's part, unless `synchronised_norm`. Dropout draws other masks.
-A loss has to be a mean over samples. With class weights, or over labels without padding
-(`ignore_index`, in Keras `ignore_class`), parts with few of them weigh more. Let `loss_fn` divide
-the sum by the samples instead.
+What it changes: every replica runs the forward and backward pass on its part of the global batch,
+gradients are summed over all, and each replica applies the same update. Parts are weighted by their
+samples, so n replicas reach the weights of one process with the whole batch, even if the last batch
+is smaller. BatchNorm sees each replica's part, unless `synchronised_norm`. Dropout draws other
+masks. The loss has to be a mean over samples. With class weights, or a mean over labels without
+padding (`ignore_index`, in Keras `ignore_class`), labels in parts with few of them weigh more. Then
+let `loss_fn` divide the sum by the number of samples.
 
 Its twin: `pt_impl/parallel/data_parallel.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: it helps where a step takes long compared with the exchange of
+When it helps and when it hurts: it helps if a step takes long compared with the exchange of
 gradients: 2 (n - 1) / n times their size through each replica's link. Replicas on the cores of one
 CPU gain nothing.
 

@@ -1,21 +1,22 @@
-"""Model parallel: one model in stages on several devices, a batch or micro-batches at a time.
+"""Model parallelism: one model in stages on several devices, by batch or by micro-batches.
 
     stages = apply_model_parallel(model, micro_batch_x, cut="block1")
     step = make_train_step(stages, optimizer, loss_fn, micro_batches=4, schedule="1f1b")
     loss = step(x, y, samples)
 
-What it changes: where layers are and what travels between them. A stage holds some layers and their
-optimizer. Activations go to the next stage, and their gradients come back. In the plain layer split
-one stage works at a time. A pipeline cuts the batch into micro-batches, so that stages work at
-once: all forward, then all back (GPipe, Huang et al., 2019), or back as soon as one can be (1F1B,
-Narayanan et al., 2019). Losses and weights are those of one device with the whole batch.
+What it changes: which device holds which layers. A stage holds some layers and their optimizer.
+Activations go to the next stage, and their gradients come back. In a plain split one stage works at
+a time. A pipeline cuts the batch into micro-batches, so that stages work at the same time: first
+all forward passes, then all backward passes (GPipe, Huang et al., 2019), or each backward pass as
+soon as it can start (1F1B, Narayanan et al., 2019). Losses and weights are those of one device with
+the whole batch.
 
 Its twin: `pt_impl/parallel/model_parallel.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: it helps where a model does not fit into one device. Else one
-device, or data parallel, is faster. p stages and m micro-batches of equal cost idle for
-(p-1)/(m+p-1) of the time. BatchNorm sees one micro-batch at a time in a pipeline. Dropout draws
-other masks.
+When it helps and when it hurts: it helps if a model does not fit into one device. Otherwise one
+device, or data parallelism, is faster. With p stages and m micro-batches of equal cost, a stage is
+idle for (p-1)/(m+p-1) of the time. In a pipeline BatchNorm sees one micro-batch at a time. Dropout
+draws other masks.
 
 Run it alone: `python -m tf_impl.parallel.model_parallel` prints one device against two.
 

@@ -1,21 +1,21 @@
-"""Tensor parallel: parts of the same layers on several devices; with replicas, a hybrid.
+"""Tensor parallelism: parts of the same layers on several devices; with replicas, a hybrid.
 
     mesh = dtensor.create_mesh([("data", 2), ("model", 2)], devices=devices)
     split = apply_tensor_parallel(model, mesh, plan_pairs(model, pairs="block*.up > block*.down"))
     step = make_train_step(split, optimizer, loss_fn, mesh)
 
-What it changes: pairs of dense layers keep their arithmetic, but each device computes a part. The
-first of a pair is split by its outputs, the second by its inputs, and one sum over all devices ends
-the pair. The backward pass has another sum (Megatron-LM, Shoeybi et al., 2019). In the hybrid each
-of several replicas is split so, and takes its part of the batch. Losses and weights are those of
-one device with the whole batch.
+What it changes: each device computes a part of each pair of dense layers. The first of a pair is
+split by its outputs, the second by its inputs, and the pair ends with one sum over all devices. The
+backward pass has another sum (Megatron-LM, Shoeybi et al., 2019). In the hybrid each of several
+replicas is split like this, and gets a part of the batch. Losses and weights are those of one
+device with the whole batch.
 
 Its twin: `pt_impl/parallel/tensor_parallel.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: it helps where layers are wide and devices have the fastest links:
-each pair costs two sums of activations a step, in which all devices wait for one another. Every
-device computes the other layers in full. Dropout draws other masks.
-- The optimizer runs one operation at a time, which costs most of a small model's step.
+When it helps and when it hurts: it helps if layers are wide and links are very fast: each pair
+costs two sums of activations per step, during which all devices wait. Every device computes the
+other layers in full. Dropout draws other masks.
+- The optimizer runs one operation at a time, which takes most of a small model's step.
 
 Run it alone: `python -m tf_impl.parallel.tensor_parallel` prints two and four devices against one.
 

@@ -1,24 +1,24 @@
-"""Augmentation: images are changed at random while they are trained on.
+"""Augmentation: random changes of images during training.
 
     policy = Policy(rotation=10, zoom=0.1, shift=0.1, mixup=0.2)
     step = make_augmenting_step(step, policy, generator)  # on the device, a batch at once
     dataset = augmented_dataset(dataset, policy)  # or on the host, in a map of tf.data
 
-What it changes: what a model sees of an image in each epoch, and nothing on the test set. Geometry
-(flips, rotation, zoom, shift) is one bilinear sampling of each image. Colour is brightness (added),
-contrast (about the image's mean) and saturation (about its grey). Mixup (Zhang et al., 2018,
-"mixup: Beyond Empirical Risk Minimization") blends two samples and their labels with a share of
-Beta(alpha, alpha). Cutmix (Yun et al., 2019) pastes a box of another sample and shares labels by
-area. `draw` gives numbers and `transform` applies them.
+What it changes: how an image looks in each epoch. The test set stays as it is. Geometry (flips,
+rotation, zoom, shift) is one bilinear sampling of each image. Colour is brightness (added),
+contrast (around the image's mean) and saturation (around its grey). Mixup (Zhang et al., 2018,
+"mixup: Beyond Empirical Risk Minimization") blends two samples and their labels with a share drawn
+from Beta(alpha, alpha). Cutmix (Yun et al., 2019) pastes a box of another sample and mixes labels
+by area. `draw` draws random numbers and `transform` applies them.
 
 Its twin: `pt_impl/recipes/augmentation.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: it helps most where labels are few and the change leaves the label
-true. A flipped digit is none, and a six that is rotated far is a nine. Mixup and cutmix need longer
-training, and their training loss is no longer comparable. On the host it takes time of the input
-pipeline, on the device time of the step.
+When it helps and when it hurts: it helps most if labels are few and the change keeps the label
+true. A flipped digit is not a digit, and a six rotated far is a nine. Mixup and cutmix need longer
+training, and their training loss can't be compared. On the host it slows the input pipeline, on the
+device the step.
 
-Run it alone: `python -m tf_impl.recipes.augmentation` prints accuracies and samples a second.
+Run it alone: `python -m tf_impl.recipes.augmentation` prints accuracies and samples/s.
 
 Copy with it: `tf_impl/kit/checks/augmentation.py`.
 """

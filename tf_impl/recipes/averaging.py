@@ -1,4 +1,4 @@
-"""Averaged weights: an exponential average (EMA) or an equal one (SWA) is used after training.
+"""Averaged weights: use an exponential (EMA) or equal (SWA) average of weights after training.
 
     average = make_exponential_average(model, decay=0.999)
     average.update_parameters(model)  # after each step
@@ -7,17 +7,17 @@
 
 What it changes: the weights that are used after training, not the training. An exponential average
 remembers about 1 / (1 - decay) steps (Polyak and Juditsky, 1992; Tarvainen and Valpola, 2017, "Mean
-teachers", section 2). An equal average (SWA) is taken once an epoch at the end of a training at a
-rate that does not fall (Izmailov et al., 2018, "Averaging Weights Leads to Wider Optima and Better
-Generalization"). BatchNorm's statistics are not averaged: `update_statistics` makes them anew from
-data (section 3.2).
+teachers", section 2). An equal average (SWA) is taken once per epoch at the end of a training whose
+learning rate does not fall (Izmailov et al., 2018, "Averaging Weights Leads to Wider Optima and
+Better Generalization"). BatchNorm's statistics are not averaged: `update_statistics` computes them
+again from data (section 3.2).
 
 Its twin: `pt_impl/recipes/averaging.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: it costs a copy of the weights, a pass over them a step, and
-nothing at inference. It helps most where the learning rate has not fallen. It does what a falling
-rate does, so together they gain little. With a memory longer than the training the average is worse
-than the last weights.
+When it helps and when it hurts: it costs a copy of the weights, a pass over them per step, and
+nothing at inference. It helps most if the learning rate does not fall. A falling rate has the same
+effect, so together they gain little. If the average remembers more steps than the training has, it
+is worse than the last weights.
 
 Run it alone: `python -m tf_impl.recipes.averaging` prints accuracies with and without.
 

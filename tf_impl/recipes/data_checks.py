@@ -1,21 +1,21 @@
-"""Data checks: NaN, labels that are no class, imbalance and leaks, before they cost a run.
+"""Data checks: find NaN, invalid labels, imbalance and leaks before they cost a run.
 
     print(check_data(train_set, num_classes=10, low=0.0, high=1.0))
     print(check_splits(train_set, test_set))
 
-What it changes: nothing. Faults in data train without an error. Each check reads its data once and
-returns a report of a few lines, or raises it (`strict`). `check_data` finds NaN and infinity,
-values beyond a range, labels that are no class, and classes out of balance. `check_splits` finds
-samples that are in two splits, by a hash of every byte.
+What it changes: nothing. A model trains on faulty data without an error. Each check reads its data
+once and returns a report of a few lines, or raises it (`strict`). `check_data` finds NaN and
+infinity, values outside a range, labels that are not a class, and imbalanced classes.
+`check_splits` finds samples that are in two splits, by a hash of every byte.
 
 Its twin: `pt_impl/recipes/data_checks.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: it helps before the first training on new data. It reads all of the
-data, and `check_splits` keeps 16 bytes a sample. It finds sure faults (NaN, a label that is no
-class) and what is beyond your limits (range, balance). It can't find near duplicates and wrong
-labels.
+When it helps and when it hurts: use it before the first training on new data. It reads all data,
+and `check_splits` keeps 16 bytes per sample. It finds certain faults (NaN, invalid labels) and what
+exceeds your limits (range, balance). It can't find near duplicates or wrong labels.
 
-Run it alone: `python -m tf_impl.recipes.data_checks` checks the digits, and with planted faults.
+Run it alone: `python -m tf_impl.recipes.data_checks` checks the digits, without and with planted
+faults.
 
 Copy with it: `shared/data_checks.py`, `shared/findings.py`, `tf_impl/kit/values.py`.
 """

@@ -1,4 +1,4 @@
-"""Early stopping: end a training when it no longer gets better, and keep the best weights.
+"""Early stopping: end a training when it no longer improves, and keep the best weights.
 
     stopping = EarlyStopping(model, patience=3)
     if stopping.step(validation_loss):  # after each evaluation
@@ -10,9 +10,9 @@ for bit (Prechelt, 1998, "Early Stopping - But When?").
 
 Its twin: `pt_impl/recipes/early_stopping.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: it saves time where a model overfits. With a small validation set
-it picks a lucky epoch, whose figure is better than the model is: test on other data. A schedule
-that lowers the rate at the end never gets there.
+When it helps and when it hurts: it saves time if a model overfits. With a small validation set it
+picks a lucky epoch, which looks better than it is: test on other data. A schedule that lowers the
+learning rate at the end may never get there.
 
 Run it alone: `python -m tf_impl.recipes.early_stopping` prints when a training on few digits ends.
 

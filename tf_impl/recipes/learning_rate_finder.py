@@ -1,21 +1,21 @@
-"""Learning-rate finder: a range test, its curve, and the rate that it suggests.
+"""Learning-rate finder: a range test that suggests a learning rate.
 
     found = find_learning_rate(model, optimizer, step, batches)
     optimizer.learning_rate = found.suggestion
 
 What it changes: nothing. It trains for some steps while the rate rises by the same factor in each,
-looks at the losses, and puts everything back (Smith, 2017, "Cyclical Learning Rates for Training
+looks at the losses, and restores everything (Smith, 2017, "Cyclical Learning Rates for Training
 Neural Networks", section 3.3). It suggests the rate at which the loss falls most steeply over the
-logarithm of the rate, as fastai and Lightning do. That is below the rate of the lowest loss on
-purpose: there the rate is about to be too large.
+logarithm of the rate, as fastai and Lightning do. The rate of the lowest loss is not used: it is
+almost too large.
 
 Its twin: `pt_impl/recipes/learning_rate_finder.py`, which says where the frameworks differ.
 
 When it helps and when it hurts: it replaces a search over rates. It costs `steps` steps and a copy
-of the weights. It knows only the first steps of a training with this optimizer, batch size and
-weights. Run it again when they change. With momentum or Adam the loss reacts some steps late, so
-the curve lies too far to the right: more steps help. Noise of small batches hides the slope: a
-longer window helps.
+of the weights. It sees only the first steps with this optimizer, batch size and weights: run it
+again when they change. With momentum or Adam the loss reacts some steps late, so the curve is
+shifted to higher rates: more steps help. Noise of small batches hides the slope: a longer window
+helps.
 
 Run it alone: `python -m tf_impl.recipes.learning_rate_finder` prints the curve and the rate.
 

@@ -1,19 +1,19 @@
-"""Loss checks: whether a loss takes what a model gives, and what is left of its gradient.
+"""Loss checks: whether a loss fits a model's output, and how much gradient is left.
 
     print(check_loss(model, loss_fn, x, y))  # on one batch, before the first training
     loss = tf.keras.losses.SparseCategoricalCrossentropy()  # of probabilities
     gradient_by_margin(lambda logits, y: loss(y, tf.nn.softmax(logits)))
 
-What it changes: nothing. A loss over logits trains with probabilities, too, but a softmax twice
-learns little, and no error says so. `check_loss` compares what the model gives (logits,
-probabilities, log-probabilities) with what the loss takes. It tells by the loss's value where all
-classes are equally likely. `gradient_by_margin` says what is left of the gradient the more
-confidently a model is wrong. A loss over probabilities loses it.
+What it changes: nothing. A loss for logits runs with probabilities, too, but after two softmaxes it
+learns little, without an error. `check_loss` compares what the model returns (logits,
+probabilities, log-probabilities) with what the loss expects. It finds out by the loss of equally
+likely classes. `gradient_by_margin` shows how much gradient is left the more confidently a model is
+wrong. A loss over probabilities loses it.
 
 Its twin: `pt_impl/recipes/loss_checks.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: it helps before the first training with a new loss or head. It
-needs one batch. A loss that is no cross-entropy is not judged, and the report says so.
+When it helps and when it hurts: use it before the first training with a new loss or head. It needs
+one batch. A loss that is not a cross-entropy is not judged, and the report says so.
 
 Run it alone: `python -m tf_impl.recipes.loss_checks` prints gradients, and reports of two losses.
 

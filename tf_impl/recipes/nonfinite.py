@@ -1,20 +1,19 @@
-"""Where NaN begins: the batch, and the first input, variable, layer or gradient not finite.
+"""Where NaN begins: the batch, and the first non-finite input, variable, layer or gradient.
 
     step = make_checked_step(step, model, loss_fn)  # raises FloatingPointError and says where
     print(find_nonfinite(model, loss_fn, x, y))  # or, of one batch that is at hand
 
 What it changes: nothing. `find_nonfinite` runs one batch forward and back, and names what is NaN or
 infinite first, in the order of cause: the inputs, the weights, the layers as they finish, the loss,
-the gradients from the loss back. `make_checked_step` looks at the loss and the weights after every
-step. Where a step ruined them, it restores those of before and finds the cause.
+the gradients from the loss back. `make_checked_step` checks the loss and the weights after every
+step. If a step ruined them, it restores the previous weights and finds the cause.
 
 Its twin: `pt_impl/recipes/nonfinite.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: it helps after a loss became NaN, in a run that is made again for
-it. A checked step copies all weights and waits for the device: use it for the run that failed, not
-for all.
+When it helps and when it hurts: use it after a loss became NaN, in a second run. A checked step
+copies all weights and waits for the device, so don't use it in every run.
 
-Run it alone: `python -m tf_impl.recipes.nonfinite` prints what a checked step costs, and says.
+Run it alone: `python -m tf_impl.recipes.nonfinite` prints a checked step's cost and its message.
 
 Copy with it: `shared/findings.py`, `tf_impl/kit/calling.py`, `tf_impl/kit/values.py`.
 """

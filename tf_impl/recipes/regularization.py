@@ -1,24 +1,25 @@
-"""Regularization: weight decay, label smoothing and dropout, against learning by heart.
+"""Regularization: weight decay, label smoothing and dropout, against overfitting.
 
     apply_decoupled_decay(model, optimizer, weight_decay=0.05)  # only of kernels
     loss_fn = functools.partial(smoothed_cross_entropy, smoothing=0.1)
     model = add_dropout(model, rate=0.3)
 
 What it changes: what a step minimizes besides the loss. L2 adds weight_decay / 2 times the sum of
-squares to the loss. Decoupled decay takes rate x weight_decay of the weights away, apart from the
-gradient (Loshchilov and Hutter, 2019). Under plain SGD the two are one. Under Adam a penalty's
-gradient is divided by the root of the second moment, so weights with large gradients decay less.
-Only kernels decay unless more is asked for: biases and norms have nothing to overfit with (He et
-al., 2019, "Bag of Tricks", section 3.1).
+squares to the loss. Decoupled decay subtracts rate x weight_decay of the weights, separately from
+the gradient (Loshchilov and Hutter, 2019). Under plain SGD the two are equal. Under Adam a
+penalty's gradient is divided by the root of the second moment, so weights with large gradients
+decay less. By default only kernels decay: biases and norms don't overfit (He et al., 2019, "Bag of
+Tricks", section 3.1).
 
 Its twin: `pt_impl/recipes/regularization.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: it helps where training and validation differ: few labels, many
-epochs. It hurts a model that does not yet fit its training data. Decay in front of BatchNorm only
-raises the effective rate (van Laarhoven, 2017). Smoothed labels make poor teachers (Müller et al.,
-2019). Dropout belongs behind the last BatchNorm, whose variance it shifts (Li et al., 2019).
+When it helps and when it hurts: it helps if training and validation differ: few labels, many
+epochs. It hurts a model that does not yet fit its training data. Decay of weights before BatchNorm
+only raises the effective rate (van Laarhoven, 2017). Smoothed labels make poor teachers (Müller et
+al., 2019). Dropout belongs after the last BatchNorm, because it shifts the variance (Li et al.,
+2019).
 
-Run it alone: `python -m tf_impl.recipes.regularization` prints training beside validation.
+Run it alone: `python -m tf_impl.recipes.regularization` prints training and validation accuracy.
 
 Copy with it: `tf_impl/kit/checks/regularization.py`, `tf_impl/kit/parameter_kinds.py`.
 """

@@ -2,16 +2,16 @@
 
     schedule = apply_cosine(optimizer, steps=epochs * len(batches), warmup=500)
 
-What it changes: the learning rate, from step to step. Each schedule takes the optimizer's rate for
-the highest one. Linear decay and cosine may warm up. One cycle rises and falls. Reduction on a
-plateau looks at a loss, not at the step. `scale_rate` is the rate for another batch size.
+What it changes: the learning rate, from step to step. The optimizer's rate is the highest rate of
+each schedule. Linear decay and cosine may warm up. One cycle rises and falls. Reduction on a
+plateau depends on a loss, not on the step. `scale_rate` computes the rate for another batch size.
 
 Its twin: `pt_impl/recipes/schedules.py`, which says where the frameworks differ.
 
 When it helps and when it hurts: a rate that falls to zero nearly always ends better than a constant
-one, and allows a larger highest rate. Warm-up helps where the first steps would diverge: large
-rates, large batches, Adam's first moments. A run that is stopped early has not yet had its best
-steps. A plateau needs a validation loss that is less noisy than the improvement it waits for.
+one, and allows a larger highest rate. Warm-up helps if the first steps would diverge: large rates,
+large batches, Adam's first moments. A run that is stopped early misses its best steps. A plateau
+can be detected only if the validation loss is less noisy than the expected improvement.
 
 Run it alone: `python -m tf_impl.recipes.schedules` prints the rates.
 

@@ -1,4 +1,4 @@
-"""Accumulated statistics: BatchNorm's moving statistics get one update a step, not one a part.
+"""Accumulated statistics: BatchNorm's moving statistics get one update per step, not per part.
 
     accumulator = GradientAccumulator(model, micro_batches=4)
     statistics = AccumulatedStatistics(model)
@@ -6,18 +6,18 @@
     with statistics.one_update():
         loss, gradients = accumulator.run(gradients_of, x, y)
 
-What it changes: when BatchNorm updates its running mean and variance. Where a batch is computed in
-parts (`gradient_accumulation.py`), it updates them in each part. Here they move once a step, by the
-mean and variance of all parts together (Chan et al., 1979). So a layer's momentum means what it
-means with one large batch. Training is the same: each part is still normalised by its own
+What it changes: when BatchNorm updates its running mean and variance. If a batch is computed in
+parts (`gradient_accumulation.py`), it updates them in each part. Here they are updated once per
+step, with the mean and variance of all parts together (Chan et al., 1979). So momentum has the same
+meaning as with one large batch. Training does not change: each part is still normalised by its own
 statistics.
 
 Its twin: `pt_impl/train_step/accumulated_statistics.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: it helps where the momentum was chosen for the whole batch and the
-parts are small. Otherwise k updates a step forget the past k times as fast, and the variance of few
-values is noisy. It costs some small operators a layer. TensorFlow also copies the layer's
-statistics. It does nothing for GroupNorm and LayerNorm, which keep no statistics.
+When it helps and when it hurts: it helps if the momentum was chosen for the whole batch and the
+parts are small. Without it, k updates per step forget the past k times as fast, and the variance of
+few values is noisy. It costs some small operators per layer. TensorFlow also copies the layer's
+statistics. GroupNorm and LayerNorm keep no statistics, so nothing changes for them.
 
 Run it alone: `python -m tf_impl.train_step.accumulated_statistics` prints how far the statistics of
 4 x 32 samples are from those of 128, with one update and with four.

@@ -1,18 +1,18 @@
-"""Activation checkpointing: the memory of deep models, for one more forward pass.
+"""Activation checkpointing: less memory for deep models, for one more forward pass.
 
     model = apply_checkpointing(model, blocks="block*")  # once; the training loop stays as it is
 
-What it changes: what a block keeps for the backward pass: only its inputs. What it computed inside
-is freed, and computed again when the gradient gets there, with the random numbers of the first
-time. The results are those of the plain model. Of n like blocks at most n inputs and the inside of
-one are in memory (Chen et al., 2016, "Training Deep Nets with Sublinear Memory Cost").
+What it changes: for the backward pass, a block keeps only its inputs. Its activations are freed,
+and recomputed when the gradient gets there, with the same random numbers. The results are those of
+the plain model. With n equal blocks, memory holds n inputs and the activations of one block at most
+(Chen et al., 2016, "Training Deep Nets with Sublinear Memory Cost").
 
 Its twin: `pt_impl/train_step/activation_checkpointing.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: it helps where activations need more memory than parameters,
-gradients and optimizer: deep models, long sequences, large batches. It costs up to a third of a
-step's arithmetic. Small blocks save nothing, since each keeps its input. One block around
-everything saves nothing either.
+When it helps and when it hurts: it helps if activations need more memory than parameters, gradients
+and optimizer: deep models, long sequences, large batches. It adds up to a third to a step's
+arithmetic. Small blocks save nothing, since each keeps its input. Nor does one block around
+everything.
 - The executor runs what is ready in its own order, so the peak differs between processes: measure
   it.
 

@@ -1,15 +1,14 @@
-"""The baselines: plain train steps, with which the reference step is compared.
+"""The baselines: plain train steps, with which the kit's plain step is compared.
 
     step = make_hand_written_step(model, optimizer)
 
 What it changes: nothing. `make_hand_written_step` is the custom loop of TensorFlow's guides, and
-`make_fit_loop` is Keras's `fit`. They show that the kit's `training.make_train_step` costs nothing
-over either.
+`make_fit_loop` is Keras's `fit`. They show that the kit's `training.make_train_step` is as fast.
 
 Its twin: `pt_impl/train_step/baseline.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: `fit` costs a fixed time for each batch. Small steps feel it and
-large ones do not.
+When it helps and when it hurts: `fit` costs a fixed time per batch, which matters only for small
+steps.
 
 Run it alone: `python -m tf_impl.train_step.baseline` compares the kit's step with the hand-written
 one.

@@ -1,21 +1,20 @@
-"""Compilation: machine code for the whole train step, instead of one operator after the other.
+"""Compilation: machine code for the whole train step, instead of one operator after another.
 
     step = compiled_train_step(model, optimizer, loss_fn)  # a whole step, or
     model.compile(..., jit_compile=True, steps_per_execution=10)  # with Keras's own loop, `fit`
 
-What it changes: who runs the operators. In eager mode Python asks for one kernel after the other. A
-captured graph runs without Python. A compiler also fuses neighbouring operators into its own
-kernels, which saves trips to memory. Results differ by rounding, since sums are taken in another
-order.
-- XLA (`jit_compile=True`) draws other dropout masks than a graph does from the same seeds.
+What it changes: how operators run. In eager mode Python calls one kernel after another. A captured
+graph runs without Python. A compiler also fuses neighbouring operators into one kernel, which saves
+memory traffic. Results differ by rounding, since sums are taken in another order.
+- From the same seeds, XLA (`jit_compile=True`) draws other dropout masks than a graph.
 
 Its twin: `pt_impl/train_step/compilation.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: it helps elementwise work between matrix products: normalisation,
-GELU, losses, updates. On a GPU it also helps many small kernels. Convolutions and matrix products
-gain little: libraries compute them either way. The first calls compile. That time over the time
-saved in a step is the break-even.
-- On a CPU XLA has its own convolutions instead of oneDNN's, which can make a CNN slower.
+When it helps and when it hurts: it speeds up elementwise work between matrix products:
+normalisation, GELU, losses, updates. On a GPU it also helps with many small kernels. Convolutions
+and matrix products gain little: libraries compute them either way. The first calls compile. That
+time divided by the time saved per step is the break-even.
+- On a CPU XLA uses its own convolutions, not oneDNN's, which can make a CNN slower.
 
 Run it alone: `python -m tf_impl.train_step.compilation` compares eager with compiled steps.
 

@@ -11,15 +11,15 @@ take those from a checkpoint.
 
 Its twin: `pt_impl/train_step/finite_guard.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: it helps where a run turns to NaN and nobody knows since when. It
-costs one pass over the gradients and one over the inputs. Loss scaling in float16 expects infinite
-gradients and skips such steps by itself. `recipes/nonfinite.py` finds the layer where it began, in
-a second run.
-- The guard has to look before clipping, which spreads what is not finite: hand it the gradients as
-  they were, and what to apply as `clipped`.
+When it helps and when it hurts: it helps if a run turns to NaN and nobody knows when. It costs one
+pass over the gradients and one over the inputs. Loss scaling in float16 expects infinite gradients
+and skips such steps itself. `recipes/nonfinite.py` finds the layer where NaN began, in a second
+run.
+- Check before clipping, which spreads non-finite values: pass the unclipped gradients, and those to
+  apply as `clipped`.
 
-Run it alone: `python -m tf_impl.train_step.finite_guard` compares the plain step with it, and
-poisons a batch.
+Run it alone: `python -m tf_impl.train_step.finite_guard` compares it with the plain step, and puts
+NaN into a batch.
 
 Copy with it: `tf_impl/kit/calling.py`, `tf_impl/kit/checks/finite_guard.py`.
 """

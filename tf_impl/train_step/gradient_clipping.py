@@ -5,17 +5,17 @@
     gradients = clipper.clip(gradients)  # before optimizer.apply_gradients
 
 What it changes: all gradients are multiplied by min(1, max_norm / norm) before the update. The norm
-is the L2 norm of all of them as one vector (Pascanu et al., 2013, "On the difficulty of training
+is the L2 norm of all gradients as one vector (Pascanu et al., 2013, "On the difficulty of training
 recurrent neural networks"). The step keeps its direction. `VariableClipper` clips each tensor by
-its own norm, which bends the step.
+its own norm, which changes the direction.
 
 Its twin: `pt_impl/train_step/gradient_clipping.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: it helps where single batches give gradients far above the usual:
-recurrent networks, transformers early on. Log `step.gradient_norm()` and set max_norm where few
-steps are above. A bound that always binds fixes the length of every step, as a learning rate does.
-It costs two passes over the gradients, whatever the batch. A NaN makes every gradient NaN:
-`finite_guard.py` stops such steps.
+When it helps and when it hurts: it helps if single batches give unusually large gradients:
+recurrent networks, transformers early in training. Log `step.gradient_norm()` and set max_norm so
+that few steps exceed it. If every step exceeds it, all steps have the same length, and max_norm
+acts as a learning rate. It costs two passes over the gradients, whatever the batch. A NaN makes
+every gradient NaN: `finite_guard.py` stops such steps.
 
 Run it alone: `python -m tf_impl.train_step.gradient_clipping` compares the plain step with both.
 

@@ -3,14 +3,14 @@
     compile_keras(model, optimizer, loss_fn)
     step, predict = make_train_step(model), make_predict(model)  # or model.fit, model.predict
 
-What it changes: who runs the loop. Model, optimizer, loss and loop are Keras's, and the backend
-computes. Weights go from one backend to the other by `get_weights` and `set_weights`, or by one
-file of `save_weights`. Nothing has to be transposed.
+What it changes: model, optimizer, loss and loop are Keras's, and the backend computes.
+`get_weights` and `set_weights`, or a file of `save_weights`, move weights from one backend to the
+other. Nothing has to be transposed.
 
 Its twin: `pt_impl/train_step/keras_backend.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: it helps where one source has to run in both frameworks.
-- It costs a fixed time a step: data is handed over, metrics are kept, the host reads the loss.
+When it helps and when it hurts: it helps if one source has to run in both frameworks.
+- It costs a fixed time per step: data is handed over, metrics are kept, the host reads the loss.
   Small models feel that and large ones do not.
 
 Run it alone: `python -m tf_impl.train_step.keras_backend` compares the native step with Keras's.

@@ -7,13 +7,14 @@
 What it changes: the loss is multiplied by a scale before gradients are taken, and gradients are
 divided by it before the update. float16 holds 6e-8 to 65,504 only, and a gradient is often smaller.
 A step whose gradients overflow changes no weight and halves the scale. After many good steps the
-scale doubles (Micikevicius et al., 2018, section 3.2). It is a power of two, so it rounds nothing.
+scale doubles (Micikevicius et al., 2018, section 3.2). The scale is a power of two, so it adds no
+rounding.
 
 Its twin: `pt_impl/train_step/loss_scaling.py`, which says where the frameworks differ.
 
 When it helps and when it hurts: training in float16 needs it: on GPUs without bfloat16 (Volta,
-Turing), or for float16's three more bits. bfloat16 and float32 don't need it. There it costs a pass
-over all gradients and gains nothing. Most CPUs emulate float16, which is for tests only.
+Turing), or for float16's three extra bits. bfloat16 and float32 don't need it; there it only costs
+a pass over all gradients. Most CPUs emulate float16, which is for tests only.
 - Clip gradients at the bound times `scaler.gradient_scale()`: they are scaled until the update.
 
 Run it alone: `python -m tf_impl.train_step.loss_scaling` prints a scale that is too high come down.

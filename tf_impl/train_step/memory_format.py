@@ -10,10 +10,10 @@ as they are.
 
 Its twin: `pt_impl/train_step/memory_format.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: channels_first is for models and weights that come so, and for GPUs
-without tensor cores. On a GPU TensorFlow's layout optimizer (grappler) chooses the format of
-convolutions by itself. On a CPU there is nothing to gain: TensorFlow's own kernels take
-channels_last only, oneDNN's take both.
+When it helps and when it hurts: channels_first is for models and weights that come in this format,
+and for GPUs without tensor cores. On a GPU TensorFlow's layout optimizer (grappler) chooses the
+format of convolutions by itself. On a CPU nothing is gained: TensorFlow's own kernels take only
+channels_last, oneDNN's take both.
 
 Run it alone: `python -m tf_impl.train_step.memory_format` compares channels_last with
 channels_first.

@@ -1,4 +1,4 @@
-"""Mixed precision: half-width arithmetic over float32 master weights.
+"""Mixed precision: 16-bit arithmetic over float32 master weights.
 
     precision = MixedPrecision(model)  # bfloat16
     with precision.policies():  # within the step's tf.function, around forward pass and gradients
@@ -10,19 +10,19 @@ What it changes: convolutions and matrix products compute in bfloat16 or float16
 gradients. Weights, their gradients, the optimizer's state and the loss stay float32. bfloat16 has
 float32's range and 8 significant bits. float16 holds 6e-8 to 65,504 only: smaller gradients become
 zero, unless the loss is scaled (`loss_scaling.py`).
-- Here the policies last for one trace, so any built model will do, and it is left as it was. `fit`
+- Here the policies last for one trace. So any built model will do, and it is left unchanged. `fit`
   traces within `policies()`, too. The usual way is `keras.config.set_dtype_policy` before the model
   is built.
 
 Its twin: `pt_impl/train_step/mixed_precision.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: it helps large convolutions and matrix products on hardware with
-units for the dtype. On GPUs: float16 since Volta, bfloat16 since Ampere. On CPUs: AVX512-BF16 and
-AMX. It also halves the memory of activations. It hurts small steps, which pay for the casts, and
-CPUs that emulate the dtype. Keep layers that add up small differences in float32 (`keep_fp32`).
-- Keras casts what normalisation gets to float32 and back, which gains nothing there.
+When it helps and when it hurts: it speeds up large convolutions and matrix products if the hardware
+has units for the dtype. On GPUs: float16 since Volta, bfloat16 since Ampere. On CPUs: AVX512-BF16
+and AMX. It also halves the memory of activations. It slows down small steps, because of the casts,
+and CPUs that emulate the dtype. Keep layers that add up small differences in float32 (`keep_fp32`).
+- Keras casts the inputs of normalisation to float32 and back, which gains nothing.
 
-Run it alone: `python -m tf_impl.train_step.mixed_precision` prints float32 against bfloat16.
+Run it alone: `python -m tf_impl.train_step.mixed_precision` compares float32 with bfloat16.
 
 Copy with it: `tf_impl/kit/calling.py`, `tf_impl/kit/checks/mixed_precision.py`.
 """

@@ -1,4 +1,4 @@
-"""oneDNN: the library that computes convolutions and more on a CPU, switched on or off.
+"""oneDNN: the library for convolutions and more on a CPU, switched on or off.
 
     os.environ["TF_ENABLE_ONEDNN_OPTS"] = "1"  # before TensorFlow is imported
     from tf_impl.train_step.onednn import with_onednn
@@ -10,8 +10,8 @@ What it changes: which library computes. Results differ by rounding. On a GPU no
 Its twin: `pt_impl/train_step/onednn.py`, which says where the frameworks differ.
 
 When it helps and when it hurts: switch it on where TensorFlow leaves it off. Convolutions gain
-most. Small steps may lose, since each call of oneDNN has a cost: compare your own. Many scripts set
-the variable to 0 to silence a line of the log: that switches the library off.
+most. Small steps may become slower, since each call of oneDNN has a cost: measure yours. Many
+scripts set the variable to 0 to silence a line of the log, which switches the library off.
 TF_CPP_MIN_LOG_LEVEL=1 silences the line.
 
 Run it alone: `TF_ENABLE_ONEDNN_OPTS=1 python -m tf_impl.train_step.onednn` prints the time of a

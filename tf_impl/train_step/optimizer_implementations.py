@@ -1,19 +1,19 @@
-"""Implementations of one optimizer rule: AdamW, the ways that TensorFlow has to run an update.
+"""Optimizer implementations: TensorFlow's ways to run the same update, AdamW's.
 
     optimizer = fused_optimizer(model, learning_rate=1e-3)  # for `fit` or a loop with a tape
 
 What it changes: how many kernels an update runs and how often it reads and writes memory. The
-result stays. for_loop is Keras's AdamW: some twenty operations a variable, most of them a pass over
-memory. fused does all but the decay in one kernel of TensorFlow's. compiled has XLA fuse the
-operations of a variable to a few loops.
+result stays. for_loop is Keras's AdamW: about twenty operations per variable, most of them a pass
+over memory. fused does all but the decay in one kernel of TensorFlow. In compiled, XLA fuses the
+operations of a variable into a few loops.
 
 Its twin: `pt_impl/train_step/optimizer_implementations.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: fused helps where the update is a visible part of a step: many
-parameters and little arithmetic for each, small batches, many small tensors. It compiles nothing.
-compiled helps there too, but its compile time has to be earned back. None helps a step whose time
+When it helps and when it hurts: fused helps if the update takes a good part of a step: many
+parameters with little arithmetic each, small batches, many small tensors. It compiles nothing.
+compiled helps in the same cases, but its compile time has to be repaid. Neither helps if most time
 goes to the forward and backward pass.
-- Where the whole step is compiled already, nothing is left to gain.
+- If the whole step is compiled already, nothing is left to gain.
 
 Run it alone: `python -m tf_impl.train_step.optimizer_implementations` compares all on 10 million
 weights.

@@ -1,11 +1,11 @@
-"""Stacking: the techniques of a train step on top of one another, in the order that works.
+"""Stacking: several techniques in one train step, in the order that works.
 
     model = prepare_model(model, memory_format="channels_last")
     optimizer = tf.keras.optimizers.SGD(0.1)  # of the changed model
     step = make_train_step(model, optimizer, loss_fn, dtype="bfloat16", micro_batches=4)
 
-What it changes: one step takes any of them, each behind its setting. The defaults give the plain
-step. The order, and its reasons:
+What it changes: each technique has a setting of one step. The defaults give the plain step. The
+order, and its reasons:
 
 1. memory format: Keras rebuilds the model from its layers' configurations, which know nothing of
    what follows.
@@ -19,13 +19,15 @@ step. The order, and its reasons:
 
 Its twin: `pt_impl/train_step/stacking.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: gains do not multiply. What is limited by memory (BatchNorm, ReLU)
-gains from compilation or from bfloat16, not from both in full. Accumulation and recomputation save
-memory and cost time. Add one rung at a time, measure, and leave out what does not pay.
-- On a CPU XLA may lose to the oneDNN kernels that TensorFlow's graphs call. It computes bfloat16 in
-  float32 where it has no kernel for it.
+When it helps and when it hurts: gains do not multiply. Operators that are limited by memory
+bandwidth (BatchNorm, ReLU) gain from compilation or from bfloat16, but not fully from both.
+Accumulation and recomputation save memory and cost time. Add one technique at a time, measure, and
+leave out what does not help.
+- On a CPU XLA may be slower than the oneDNN kernels that TensorFlow's graphs call. It computes
+  bfloat16 in float32 if it has no kernel for it.
 
-Run it alone: `python -m tf_impl.train_step.stacking` prints the ladder on the digits CNN.
+Run it alone: `python -m tf_impl.train_step.stacking` adds one technique after another to the digits
+CNN.
 
 Copy with it: `tf_impl/kit/calling.py`, `tf_impl/kit/checks/activation_checkpointing.py`,
 `tf_impl/kit/checks/compilation.py`, `tf_impl/kit/checks/gradient_accumulation.py`,

@@ -1,21 +1,20 @@
-"""Samples of many lengths: padded to fewer lengths, batched by length, or packed into rows.
+"""Varying lengths: samples padded to fewer lengths, batched by length, or packed into rows.
 
     x, y = pad(samples)  # to the longest of the batch; labels of padding do not count
     x, y = pack(samples, most=64)  # several samples in a row, each sees only itself
     step = make_train_step(model, optimizer, shapes="signature")  # one graph for all lengths
 
 What it changes: how much of a batch is padding, and how many shapes a compiler sees. The loss is
-the mean over real tokens, so it and its gradient are the same, to rounding, whatever the padding.
-That holds for packed rows, too. Batches by length (`batches` of `shared/lengths.py`) put other
-samples together.
+the mean over real tokens. So padding and packing change it and its gradient only by rounding.
+Batches by length (`batches` of `shared/lengths.py`) combine other samples.
 
 Its twin: `pt_impl/train_step/varying_lengths.py`, which says where the frameworks differ.
 
-When it helps and when it hurts: the more lengths differ, the more padding costs. With half of the
-samples below a fifth of the longest, three quarters of full batches are padding. Packing avoids
-nearly all of it. The model has to take positions and a mask, and attention still computes what the
-mask hides. Batches by length ask nothing of the model, but each gradient is of similar samples. A
-multiple, or few lengths, trade some padding for fewer graphs.
+When it helps and when it hurts: the more lengths differ, the more padding costs. If half of the
+samples are shorter than a fifth of the longest, three quarters of full batches are padding. Packing
+avoids nearly all of it, but the model has to take positions and a mask, and attention still
+computes masked scores. Batches by length need no change of the model, but each batch holds similar
+samples. Padding to a multiple, or to few lengths, trades some padding for fewer graphs.
 
 Run it alone: `python -m tf_impl.train_step.varying_lengths` prints the share of padding.
 
