@@ -8,6 +8,7 @@ technique leads to what its files say of it.
 
 from __future__ import annotations
 
+import html
 import sys
 from dataclasses import dataclass
 from itertools import groupby
@@ -25,16 +26,21 @@ PAGE = ROOT / "docs" / "differences.md"
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the page: what differs, and what each side does."""
+    """A part of the page: what differs, and what each side does."""
 
     key: str
     cause: Cause
 
     @property
-    def difference(self) -> str:
-        """What differs and why, with the name that `twinbench port` has for it."""
+    def title(self) -> str:
+        """What differs, for the summary, which is HTML."""
+        return html.escape(_capital(self.cause.title), quote=False)
+
+    @property
+    def why(self) -> str:
+        """Why it does, and whether `twinbench port` verifies it."""
         told = "" if self.cause.told == "changed" else f" ({TOLD[self.cause.told]})"
-        return f"**{_capital(self.cause.title)}**<br>{self.cause.why} `{self.key}`{told}"
+        return f"{self.cause.why}{told}"
 
     @property
     def pytorch(self) -> str:
