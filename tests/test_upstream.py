@@ -42,7 +42,7 @@ def test_an_entry_says_library_and_workaround_and_has_a_program(title):
 
 
 def test_the_workarounds_without_a_program_are_files():
-    table = PAGE.partition("## Met, without a program")[2]
+    table = PAGE.partition("## Without a program")[2]
     places = re.findall(r"`([\w/]+\.py)`", table)
     assert places
     assert all((ROOT / place).is_file() for place in places), places

@@ -27,7 +27,7 @@ When it helps and when it hurts: it helps a student that must be small, most wit
 (alpha 1). Without random augmentation the teacher's logits are the same in every epoch: store them.
 With augmentation the teacher has to see the same images as the student (Beyer et al., 2021), which
 costs its forward pass in every step. It hurts if the teacher is no better than the student, or far
-better (Cho and Hariharan, 2019). T and alpha have to be tuned.
+better (Cho and Hariharan, 2019). Tune T and alpha.
 
 Run it alone: `python -m pt_impl.compression.distillation` prints a student without a teacher, with
 one in every step, and with stored logits.

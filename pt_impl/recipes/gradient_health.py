@@ -19,7 +19,7 @@ Where the frameworks differ and why:
 
 When it helps and when it hurts: use it before a training, and if the loss does not fall. It costs
 one train step. Inputs in the hundreds look like exploding gradients: normalise them. Norms that are
-good at the start need not stay so.
+good at first need not stay so.
 
 Run it alone: `python -m pt_impl.recipes.gradient_health` shows 30 layers, plain and residual.
 

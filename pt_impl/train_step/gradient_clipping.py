@@ -17,8 +17,8 @@ Where the frameworks differ and why:
 - Loss scaling in PyTorch: `GradScaler.unscale_` comes before `clip`.
 - Loss scaling in Keras: its optimizer unscales within `apply`. So gradients are clipped at
   `max_norm * scale`.
-- TensorFlow stores an embedding's gradient as slices, one per lookup. Slices of the same row have
-  to be added before the norm is taken, which `tf.linalg.global_norm` and Keras's clipping don't do.
+- TensorFlow stores an embedding's gradient as slices, one per lookup. The norm is that of their
+  sums, which `tf.linalg.global_norm` and Keras's clipping get wrong.
 
 When it helps and when it hurts: it helps if single batches give unusually large gradients:
 recurrent networks, transformers early in training. Log `step.gradient_norm()` and set max_norm so

@@ -18,8 +18,8 @@ Where the frameworks differ and why:
 - TensorFlow: Keras's `LossScaleOptimizer` wraps the optimizer and decides inside the graph.
 
 When it helps and when it hurts: training in float16 needs it: on GPUs without bfloat16 (Volta,
-Turing), or for float16's three extra bits. bfloat16 and float32 don't need it; there it only costs
-a pass over all gradients. Most CPUs emulate float16, which is for tests only.
+Turing), or for float16's three extra bits. With bfloat16 and float32 it only costs a pass over all
+gradients. Most CPUs emulate float16, which is for tests only.
 - Clip gradients after `scaler.unscale(optimizer)`: scaled ones exceed any bound.
 
 Run it alone: `python -m pt_impl.train_step.loss_scaling` prints a scale that is too high come down.

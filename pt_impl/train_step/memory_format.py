@@ -14,16 +14,14 @@ Where the frameworks differ and why:
 - PyTorch: the format is a property of each tensor (its strides), so any model is converted in
   place.
 - TensorFlow: it is in a layer's configuration (`data_format`, and the `axis` of BatchNorm). So the
-  model is rebuilt, and the outputs of both are compared. A layer whose channel axis is not known is
-  refused.
+  model is rebuilt, and outputs are compared. Layers with an unknown channel axis are refused.
 - The default is channels_first in PyTorch and channels_last in TensorFlow. So comparing the
   baselines also compares formats. The rows "channels_last" have the same format.
 
 When it helps and when it hurts: it speeds up convolutions on a CPU, where oneDNN reads
 channels_last without a conversion, and on a GPU in half precision (tensor cores). It hurts if
-operators without a channels_last kernel convert there and back, and if shapes are so small that the
-operators between convolutions take most of the time. It gains less if channels are not a multiple
-of 8 or 16.
+operators without a channels_last kernel convert there and back, or if convolutions are so small
+that other operators dominate. It gains less if channels are not a multiple of 8 or 16.
 
 Run it alone: `python -m pt_impl.train_step.memory_format` compares channels_first with
 channels_last.

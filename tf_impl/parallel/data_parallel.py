@@ -6,12 +6,12 @@
         loss = step(x, y, samples)
 
 What it changes: every replica runs the forward and backward pass on its part of the global batch,
-gradients are summed over all, and each replica applies the same update. Parts are weighted by their
-samples, so n replicas reach the weights of one process with the whole batch, even if the last batch
+gradients are summed over all, and each applies the same update. Parts are weighted by their
+samples, so n replicas give the weights of one process with the whole batch, even if the last batch
 is smaller. BatchNorm sees each replica's part, unless `synchronised_norm`. Dropout draws other
-masks. The loss has to be a mean over samples. With class weights, or a mean over labels without
-padding (`ignore_index`, in Keras `ignore_class`), labels in parts with few of them weigh more. Then
-let `loss_fn` divide the sum by the number of samples.
+masks. The loss has to be a mean over samples. With class weights, or a mean without padding
+(`ignore_index`, in Keras `ignore_class`), parts with few labels weigh more. Then let `loss_fn`
+divide the sum by the number of samples.
 
 Its twin: `pt_impl/parallel/data_parallel.py`, which says where the frameworks differ.
 

@@ -13,7 +13,7 @@ Its twin: `pt_impl/recipes/gradient_health.py`, which says where the frameworks 
 
 When it helps and when it hurts: use it before a training, and if the loss does not fall. It costs
 one train step. Inputs in the hundreds look like exploding gradients: normalise them. Norms that are
-good at the start need not stay so.
+good at first need not stay so.
 
 Run it alone: `python -m tf_impl.recipes.gradient_health` shows 30 layers, plain and residual.
 

@@ -13,8 +13,8 @@ rounding.
 Its twin: `pt_impl/train_step/loss_scaling.py`, which says where the frameworks differ.
 
 When it helps and when it hurts: training in float16 needs it: on GPUs without bfloat16 (Volta,
-Turing), or for float16's three extra bits. bfloat16 and float32 don't need it; there it only costs
-a pass over all gradients. Most CPUs emulate float16, which is for tests only.
+Turing), or for float16's three extra bits. With bfloat16 and float32 it only costs a pass over all
+gradients. Most CPUs emulate float16, which is for tests only.
 - Clip gradients at the bound times `scaler.gradient_scale()`: they are scaled until the update.
 
 Run it alone: `python -m tf_impl.train_step.loss_scaling` prints a scale that is too high come down.

@@ -9,7 +9,7 @@ order, and its reasons:
 
 1. memory format: Keras rebuilds the model from its layers' configurations, which know nothing of
    what follows.
-2. recomputed blocks: they replace a layer's `call`, which all that follows calls.
+2. recomputed blocks: they replace a layer's `call`, which the later parts call.
 3. the optimizer: after the model is final. In float16 it is wrapped in one that scales.
 4. dtype policies, around forward pass and gradients, since recomputed blocks run forward again.
 5. accumulation, within them: a part is traced once, with the policies that it runs under.
