@@ -81,7 +81,7 @@ def tables(old: Record, new: Record, *, every: bool = False) -> list[Table]:
     cases = [{case.id: case for case in record.cases} for record in (old, new)]
     both = [(cases[0][name], cases[1][name]) for name in cases[0] if name in cases[1]]
     if not both:
-        raise ValueError("the two runs have no case in common")
+        raise ValueError("the two runs have no row in common")
     same = [pair for pair in both if len(set(map(_settings, pair))) == 1]
     every_table = [
         _conditions("Not the same in both runs", ["old", "new"], [old, new]),
@@ -286,7 +286,7 @@ def slower(old: Record, new: Record, share: float) -> list[str]:
     cases = {case.id: case for case in new.cases}
     failures, common = [], _common(old, new)
     if not common:
-        raise ValueError("the runs have no ratio of step time in common: none can be held to it")
+        raise ValueError("--fail-if: the runs have no ratio of step times in common")
     before = {(case.id, _settings(case)): case.status for case in old.cases}
     for case in new.cases:
         if before.get((case.id, _settings(case))) == "OK" != case.status:

@@ -1,7 +1,7 @@
-"""The benchmark's options, plan and progress, and its samples' way into pytest-benchmark.
+"""The benchmark as a pytest plugin: its options, plan and progress, and a test item for each case.
 
-Everything is measured once, before the first item runs; each item then replays its case's samples
-into pytest-benchmark, so that its tables, JSON, comparison and histograms work as always.
+Everything is measured before the first item runs. Each item then replays its samples into
+pytest-benchmark, so that tables, JSON, comparisons and histograms work as usual.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ from shared.user_model import BadFile
 STATE = pytest.StashKey["State"]()
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 SEEN = {
-    "first_table": "Provisional, after {}: one block, no intervals. More follows in",
-    "intervals": "After {} all times have intervals. What was not timed follows in",
+    "first_table": "Provisional, after {}: measured once, no intervals yet. The run goes on in",
+    "intervals": "After {} all times have intervals. Memory, accuracy and the rest follow in",
 }
-WHY_S = 90.0  # that a run on a file spends on causes
-SHARE_OF_MEMORY = 0.8  # of what is free, that the contenders of a match may hold together
+WHY_S = 90.0  # limit of the time for causes, of a run on a file
+SHARE_OF_MEMORY = 0.8  # of the free memory, for all contenders of a match together
 
 
 @dataclass
@@ -150,7 +150,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Check every option before anything is collected: one clear line, usage-error exit."""
     if sys.platform == "linux" and not Path("/proc/self/stat").exists():
-        raise pytest.UsageError("/proc is not mounted here, which tells time, memory and processes")
+        raise pytest.UsageError("/proc is not mounted: times and memory are read from it")
     _check_temporary()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a console without UTF-8 loses no line
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -188,7 +188,7 @@ def pytest_configure(config: pytest.Config) -> None:
         except ValueError as error:
             raise _refused(error) from None
         if option("results") and begun.folder.parent != results:
-            raise _refused(f"{begun.folder} is not in {results}: leave --results out")
+            raise _refused(f"{begun.folder} is not in {results}: leave out --results")
         results = begun.folder.parent
         for name in FRAMEWORKS:
             _interpreter(name, asked[f"--{name}-python"])
@@ -210,23 +210,23 @@ def _check_temporary() -> None:
         tempfile.gettempdir()
     except OSError:
         raise pytest.UsageError(
-            "no folder for temporary files can be written: name one that can with TMPDIR=FOLDER"
+            "no folder for temporary files can be written: set TMPDIR to one that can"
         ) from None
 
 
 def _checked_model(asked: dict, settings: Settings) -> UserModel:
-    """A user's file, checked; a usage error with one line where it is not as it has to be."""
+    """A user's file, checked; raises UsageError with one line if something is wrong with it."""
     wanted, every = set(asked["--framework"] or ()), techniques()
     left_out = user_task.left_out(every)
     for name in asked["--technique"] or ():
         if name in left_out:
             raise pytest.UsageError(
-                f"--technique: {name} is not measured of a file: {left_out[name]}"
+                f"--technique: {name} can't be measured on a file: {left_out[name]}"
             )
         least = user_task.least_effort(every[name])
         if asked["--effort"] == "quick" and least != "default":
             raise pytest.UsageError(
-                f"--effort quick has nothing of --technique {name}; --effort {least} has"
+                f"--effort quick leaves out --technique {name}: give --effort {least}"
             )
 
     def say(what: str) -> None:
@@ -241,12 +241,10 @@ def _checked_model(asked: dict, settings: Settings) -> UserModel:
     except OSError as error:
         place = error.filename or settings.results
         raise pytest.UsageError(
-            f"{place} can't be written ({error.strerror}): give another folder with --results"
+            f"{place} can't be written ({error.strerror}): give another folder, --results DIR"
         ) from None
     except KeyboardInterrupt:
-        raise pytest.UsageError(
-            "interrupted while the file was checked: nothing was measured"
-        ) from None
+        raise pytest.UsageError("interrupted during the check of the file") from None
 
 
 def _off(config: pytest.Config) -> bool:
@@ -256,7 +254,7 @@ def _off(config: pytest.Config) -> bool:
 
 
 def _settings(asked: dict, results: Path) -> Settings:
-    """The settings of a run that was asked for like this."""
+    """The settings of a run with these options."""
     return Settings(
         effort=asked["--effort"],
         blocks=asked["--blocks"],
@@ -291,8 +289,8 @@ def _interpreter(name: str, given: str | None) -> str | None:
     path = find_interpreter(given)
     if path is None:
         raise pytest.UsageError(
-            f"--{name}-python: {given!r} is not a Python interpreter (3.11 or newer) that starts; "
-            "give the path of one, for example .venv/bin/python"
+            f"--{name}-python: {given!r} does not start as Python 3.11 or newer; give the path of "
+            "an interpreter, such as .venv/bin/python"
         )
     return path
 
@@ -301,7 +299,7 @@ def _blocks(given: str | None) -> int | None:
     if given is None:
         return None
     if not re.fullmatch(r"\d{1,6}", given) or int(given) < 1:
-        raise pytest.UsageError(f"--blocks: {given!r} is not a number of blocks; give 1 or more")
+        raise pytest.UsageError(f"--blocks: give 1 or more, not {given!r}")
     return int(given)
 
 
@@ -309,7 +307,7 @@ def _minutes(given: str | None) -> float | None:
     if given is None:
         return None
     if not re.fullmatch(r"\d{1,9}(\.\d+)?", given) or float(given) == 0:
-        raise pytest.UsageError(f"--minutes: {given!r} is not a time; give minutes, such as 5")
+        raise pytest.UsageError(f"--minutes: give a number above 0, such as 5, not {given!r}")
     return float(given)
 
 
@@ -319,9 +317,7 @@ def _bytes(given: str | None) -> int | None:
     with contextlib.suppress(argparse.ArgumentTypeError):
         if (found := size(given)) >= 1:
             return int(found)
-    raise pytest.UsageError(
-        f"--memory-budget: {given!r} is not a size; give one such as 512MB or 2GB"
-    )
+    raise pytest.UsageError(f"--memory-budget: give a size such as 512MB or 2GB, not {given!r}")
 
 
 class BenchFile(pytest.Module):
@@ -434,7 +430,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not items and config.option.keyword:
         state.hint = (
             f"-k {config.option.keyword!r} matches no row of --effort {state.settings.effort}:\n"
-            "--technique X has more rows of one, --effort full has all."
+            "--technique NAME adds rows of that technique, --effort full all rows."
         )
     empty = [item for item in items if _parameter(item) and not isinstance(_parameter(item), str)]
     if empty and len(empty) == len(items):
@@ -459,8 +455,8 @@ def _nothing_left(state: State, files: set[str]) -> str:
     names = {f"{name}s": chosen[name] for name in ("task", "variant", "framework")}
     for effort in EFFORTS[1:]:
         if any(choose(cases_of(each, "", effort), **names) for each in named):
-            return f"--effort {state.settings.effort} has nothing of {asked}; --effort {effort} has"
-    return f"nothing has all of {asked}; leave one of them out"
+            return f"--effort {state.settings.effort} leaves out {asked}: give --effort {effort}"
+    return f"no row matches {asked}: leave one of them out"
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -474,7 +470,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if state.begun:
         selected = state.begun.selected
         if gone := next((name for name in state.begun.cases if name not in state.cases), None):
-            raise _refused(f"{gone} was not collected; give all files of the run, as it was begun")
+            raise _refused(f"{gone} was not collected: give the same files as the run began with")
         needed = [state.cases[name] for name in state.begun.cases]
     asked = Asked(options=state.settings.asked.options, selected=selected)
     state.settings = replace(state.settings, asked=asked)
@@ -520,7 +516,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         if state.begun and state.begun.finished:
             state.folder, state.results = state.begun.folder, state.begun.record
-            speaker.plan(f"{state.folder} is finished: there is nothing to measure")
+            speaker.plan(f"{state.folder} is finished: nothing is left to measure")
             return None
         _measure(state, speaker)
     return None
@@ -535,12 +531,12 @@ def _planned(state: State) -> str:
 
 
 def _cautions(state: State) -> str:
-    """What the plan's times do not know of this machine."""
+    """Warnings of what makes the plan's times wrong on this machine."""
     return _busy(state) + _overruled(state)
 
 
 def _overruled(state: State) -> str:
-    """The settings of the user's that the run does not obey."""
+    """Warnings of the user's settings that the run ignores."""
     backend = os.environ.get("KERAS_BACKEND")
     if state.model:
         backend = state.model.keras_backend
@@ -555,7 +551,7 @@ def _busy(state: State) -> str:
     warning = machine.busy(state.watch.stop().others)
     if not warning:
         return ""
-    return f"\n!! {warning}: end them, or figures\n!! scatter and the run takes longer."
+    return f"\n!! {warning}.\n!! Stop them: they make results noisy and the run longer."
 
 
 def _measure(state: State, speaker: Speaker) -> None:
@@ -566,7 +562,7 @@ def _measure(state: State, speaker: Speaker) -> None:
     except OSError as error:
         place = error.filename or state.settings.results
         raise pytest.UsageError(
-            f"--results: {place} can't be written ({error.strerror}); give a folder that can"
+            f"--results: {place} can't be written ({error.strerror}): give another folder"
         ) from None
     try:
         show = partial(_show, state, speaker)
@@ -590,8 +586,8 @@ def _measure(state: State, speaker: Speaker) -> None:
     except OSError as error:
         if not _unwritten(error, state):
             raise
-        wants = "with more room" if error.errno in NO_ROOM else "once it can be written"
-        pytest.exit(f"{error.filename}: {error.strerror}; {wants} {again}", returncode=2)
+        wants = "with more space" if error.errno in NO_ROOM else "once it can be written"
+        pytest.exit(f"{error.filename}: {error.strerror}; {wants}, {again}", returncode=2)
     finally:
         speaker.end()
         if state.results:
@@ -599,7 +595,7 @@ def _measure(state: State, speaker: Speaker) -> None:
 
 
 def _run(state: State, run: Run, again: str) -> None:
-    """Run to the end; whatever ends it before that, the record keeps what there is."""
+    """Run to the end. Whatever stops it, the record keeps what is measured."""
     try:
         state.results = run.measure()
     except OtherConditions:
@@ -629,7 +625,7 @@ def _unwritten(error: BaseException, state: State) -> bool:
 
 
 def _report(folder: Path) -> None:
-    """Make the reports; a line says where there is no room for them: the record is what counts."""
+    """Make the reports. If they can't be written, a line says so: the record is kept."""
     try:
         write_reports(folder)
     except ValueError as error:
@@ -637,8 +633,8 @@ def _report(folder: Path) -> None:
 
 
 def _show(state: State, speaker: Speaker, record: Record, reached: str | None) -> None:
-    """Make the report of what there is; show its answer where it is the first, or has intervals."""
-    (state.folder / OWN).unlink(missing_ok=True)  # of before it was taken up
+    """Make the report of what is measured. Show the answer the first time, and with intervals."""
+    (state.folder / OWN).unlink(missing_ok=True)  # from before a --resume
     _report(state.folder)
     if reached and not state.settings.amount.first_pass_alone:
         head = SEEN[reached].format(clock(record.seconds[reached]))
@@ -646,13 +642,13 @@ def _show(state: State, speaker: Speaker, record: Record, reached: str | None) -
 
 
 def _check_enabled(config: pytest.Config) -> None:
-    """Refuse to share the machine with other test processes: every figure would be theirs too."""
+    """Refuse to share the machine with other test processes."""
     if getattr(config.option, "numprocesses", None):
-        raise pytest.UsageError("benchmarks can't run under xdist (-n): leave it out")
+        raise pytest.UsageError("benchmarks can't run in parallel: leave out -n")
 
 
 class Speaker:
-    """Progress for people: one line that is rewritten on a terminal, a line a part elsewhere."""
+    """Progress: one line that is rewritten on a terminal, a line per part elsewhere."""
 
     def __init__(self, quiet: bool) -> None:
         self.live = sys.stderr.isatty()
@@ -696,7 +692,7 @@ def replay(request: pytest.FixtureRequest, benchmark):
             for sample in samples
         ]
         if case.status == "OK" and not asked.timed:
-            pytest.skip("its steps are not timed; what was measured stands in the tables")
+            pytest.skip("no times of steps; the report has what was measured")
         if case.status == "OK" and not samples and not state.results.finished:
             pytest.skip("not measured yet: --resume goes on")
         if case.status == "UNSUPPORTED":
@@ -709,12 +705,9 @@ def replay(request: pytest.FixtureRequest, benchmark):
     return give
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # after all that pytest says itself
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # prints after all that pytest prints
 def pytest_terminal_summary(terminalreporter, config: pytest.Config):
-    """Last of all the answer; before it what was written, and tables where they were asked for.
-
-    Those are pytest-benchmark's, and with -v all of ours.
-    """
+    """Print the files that were written, then the answer; with -v all tables before them."""
     state = config.stash.get(STATE, None)
     shown = state is not None and state.results is not None
     benchmarks = getattr(config, "_benchmarksession", None)
@@ -738,7 +731,7 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config):
 
 
 def _asks_pytest_benchmark(config: pytest.Config) -> bool:
-    """Whether an option of pytest-benchmark's was given, but for those that select."""
+    """Whether an option of pytest-benchmark was given that is about its output."""
     selecting = (
         "--benchmark-only",
         "--benchmark-disable",
@@ -760,7 +753,7 @@ def _way_on(state: State, skipped: bool) -> list[str]:
             again = f"twinbench try {_typed(state.model.file.path)} {again}"
         lines += ["The run is not finished; what was measured is kept.", again]
     if skipped:
-        lines.append("What pytest counts as skipped has no times of steps: its row has the rest.")
+        lines.append("Skipped items have no times of steps; the report has what was measured.")
     places = [state.folder / name for name in ("results.json", *FORMATS.values())]
     lines += [str(path) for path in places if path.exists()]
     folder = _typed(state.folder)

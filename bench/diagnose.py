@@ -126,16 +126,16 @@ def _calls_predict(path: Path) -> bool:
 def text(framework: str, diagnosis: dict, records: dict[str, Record]) -> list[str]:
     """The verdict, its evidence and the remedies, as lines of 80 columns."""
     name, busy = diagnosis["bottleneck"], machine.busy(diagnosis.get("others"))
-    verdict = "healthy, bound by its arithmetic" if diagnosis["healthy"] else f"held back by {name}"
+    verdict = "healthy, bound by arithmetic" if diagnosis["healthy"] else f"bottleneck: {name}"
     if not can_tell(diagnosis):
-        verdict = f"can't tell what holds it back: other programs used {diagnosis['others']:.0%} of"
-        verdict += " the cores; end them, and ask again"
+        verdict = f"bottleneck unknown: other programs used {diagnosis['others']:.0%} of the cores"
+        verdict += "; stop them and run this again"
     lines = [f"{FRAMEWORKS[framework]}: {verdict}"]
     if busy and can_tell(diagnosis):
-        lines.append(f"  !! {busy}: end them, or figures scatter")
+        lines.append(f"  !! {busy}: stop them, they make results noisy")
     lines += [f"  {line}" for line in diagnosis["evidence"]]
     cost = max(0.0, diagnosis["breakdown"]["cost"])  # on a busy machine it drowns in the noise
-    lines.append(f"  the profiler cost {cost:.1%} of the step, taken away from these shares")
+    lines.append(f"  the profiler cost {cost:.1%} of the step, which is subtracted above")
     if can_tell(diagnosis):
         lines += _help(framework, diagnosis, records)
     return [_wrapped(line) for line in lines]
@@ -145,13 +145,13 @@ def _help(framework: str, diagnosis: dict, records: dict[str, Record]) -> list[s
     """What was measured to help, or what may."""
     name, place = diagnosis["bottleneck"], ", ".join(records) or "no record"
     if help_ := known(records, framework, diagnosis):
-        said = [f"  measured to help against {name} ({place}):"]
-        return said + [f"    {sentence(remedy)}" for remedy in help_[:MOST]]
+        helped = [f"    {sentence(remedy)}" for remedy in help_[:MOST]]
+        return [f"  what helped against {name} ({place}):", *helped]
     techniques = remedying(name)
     if diagnosis.get("predicts"):
         techniques = [t for t in techniques if any(w.mode == "predict" for w in t.workloads)]
     names = ", ".join(one.name for one in techniques) or "nothing in this suite"
-    return [f"  no row of {place} shows a gain; what addresses {name}: {names}"]
+    return [f"  no row of {place} shows a gain; techniques against {name}: {names}"]
 
 
 def _wrapped(line: str) -> str:

@@ -133,18 +133,18 @@ def checked(record: Record, path: Path, *, partial: bool) -> Record:
     ValueError with one line where it is not.
     """
     if record.environment.model:
-        raise ValueError(f"{path}: a run of a user's model, not of the tasks of this suite")
+        raise ValueError(f"{path}: a run on a user's model; give one on the suite's tasks")
     if partial:
         return record
     if not record.finished:
         ended = f", ended by {record.ended}" if record.ended else ""
-        raise ValueError(f"{path}: the run is not finished{ended}; --resume goes on with it")
+        raise ValueError(f"{path}: the run is not finished{ended}; finish it with --resume")
     if record.effort != "default":
-        raise ValueError(f"{path}: effort {record.effort}; a machine's record is a default run")
+        raise ValueError(f"{path}: a run of effort {record.effort}; give one of effort default")
     words_given = shlex.split(record.command)
     options = {"-k" if word[:2] == "-k" else word.partition("=")[0] for word in words_given}
     if chosen := sorted(options & set(CHOOSING)):
-        raise ValueError(f"{path}: a part of a run ({', '.join(chosen)}); measure without it")
+        raise ValueError(f"{path}: a run with {', '.join(chosen)}; run without, or give --partial")
     return record
 
 
@@ -161,7 +161,7 @@ def add(path: Path, *, replace: bool, partial: bool, hide: set[str]) -> Path:
     places = {*(FOLDER / one.name for one in same), *([folder] if folder.exists() else [])}
     if places and not replace:
         there = ", ".join(sorted(place.name for place in places))
-        raise ValueError(f"{path}: docs/machines has this class ({there}); --replace replaces it")
+        raise ValueError(f"{path}: docs/machines has this class ({there}); replace it by --replace")
     old = {place / "results.json" for place in places}
     shown = [link for link in links() if link.resolve() in {path.resolve() for path in old}]
     folder.mkdir(parents=True, exist_ok=True)

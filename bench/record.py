@@ -1,8 +1,8 @@
-"""The record of a run, `results.json`: its types are its schema.
+"""The record of a run, `results.json`: these types are its schema.
 
-What was measured stands beside what `bench.analysis` derives of it: fields marked "derived" are
-None or empty until then. Sizes are in bytes and times in seconds. A type that is not as stated, a
-number out of range or a missing field is one clear line, see `decode`.
+The record has what was measured and what `bench.analysis` derives from it. Fields marked "derived"
+are None or empty until then. Sizes are in bytes, times in seconds. `decode` reports a wrong type, a
+number out of range or a missing field in one line.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ def _framework_title(framework: str | None, flavour: str | None) -> str:
 
 
 class Base(Struct, frozen=True, kw_only=True, eq=False):
-    """What the types of a record have in common: immutable, compared by identity."""
+    """Base class of the record's types: immutable, compared by identity."""
 
     def but(self, **changes: Any):
-        """A copy with other values."""
+        """A copy with some fields changed."""
         return msgspec.structs.replace(self, **changes)
 
 
 class Timing(Base, frozen=True, kw_only=True, eq=False):
-    """First calls and steps. `step_s`: samples by match and block; the rest is derived."""
+    """First calls and steps. `step_s`: samples by match and block. The rest is derived."""
 
     step_s: dict[str, dict[str, list[Sample]]] = {}
     cold_first_call_s: Positive | None = None
@@ -62,14 +62,14 @@ class Timing(Base, frozen=True, kw_only=True, eq=False):
 
     @property
     def block_count(self) -> int:
-        """How many blocks there are samples of; those of several matches count once."""
+        """The number of blocks that have samples. A block of several matches counts once."""
         return len({block for blocks in self.step_s.values() for block in blocks})
 
 
 class Memory(Base, frozen=True, kw_only=True, eq=False):
-    """Peaks of a process of its own, medians over the cold starts; derived.
+    """Peak memory of a new process, as medians over the cold starts; derived.
 
-    `device_peak`: of a GPU, by its framework's allocator. `samples`: what each cold start had.
+    `device_peak`: of a GPU, by its framework's allocator. `samples`: those of each cold start.
     """
 
     import_bytes: Number | None = None
@@ -87,25 +87,25 @@ class Memory(Base, frozen=True, kw_only=True, eq=False):
 
     @property
     def device_peak_bytes(self) -> float | None:
-        """The peak of a GPU, which its allocator counts."""
+        """The peak memory of a GPU, by its framework's allocator."""
         return (self.device_peak or {}).get("allocated")
 
     @property
     def above_import(self) -> float | None:
-        """The peak of the steady state above what the process took after its imports, in bytes."""
+        """The peak memory of the steady state above the memory after the imports, in bytes."""
         if self.steady_peak_bytes is None or self.import_bytes is None:
             return None
         return self.steady_peak_bytes - self.import_bytes
 
     @property
     def peak_bytes(self) -> float | None:
-        """The peak to compare: the GPU's; on a CPU that of the process above its imports."""
+        """The peak to compare: the GPU's, or on a CPU that of the process above its imports."""
         on_device = self.device_peak_bytes
         return self.above_import if on_device is None else on_device
 
 
 class AccuracyDifference(Base, frozen=True, kw_only=True, eq=False):
-    """How far the metric is from that of the baseline, seed by seed."""
+    """The difference of the metric from the baseline's, seed by seed."""
 
     mean: Number | None = None
     ci: Interval | None = None
@@ -143,12 +143,12 @@ class LossCheck(Base, frozen=True, kw_only=True, eq=False):
 
 
 class Fidelity(Base, frozen=True, kw_only=True, eq=False):
-    """Predictions of a trained model against the same model's in float32, on held-out samples.
+    """Predictions of a trained model compared with the same model in float32, on held-out samples.
 
-    `right`: how many classes the float model has right; `lost`, `gained`: those that are right in
-    it alone, and in the row alone; `flipped`: those that differ, right or wrong. `loss_more`,
-    `loss_sd`: the mean and the standard deviation of the differences of the samples' losses, in
-    nats; None where a loss is not finite. `loss`, `points` (gained less lost, in percent of the
+    `right`: how many samples the float model classifies correctly. `lost`, `gained`: samples that
+    only the float model, or only this row, classifies correctly. `flipped`: samples whose class
+    differs. `loss_more`, `loss_sd`: mean and standard deviation of the difference of losses, in
+    nats; None if a loss is not finite. `loss`, `points` (gained minus lost, in percent of the
     samples) and `verdict` are derived.
     """
 
@@ -181,7 +181,7 @@ class Artifact(Base, frozen=True, kw_only=True, eq=False):
 
 
 class Block(Base, frozen=True, kw_only=True, eq=False):
-    """What a worker said of a block: its first call, losses, and the cost of an empty sample."""
+    """What a worker reports of a block: first call, losses, and the cost of an empty sample."""
 
     match: int
     block: int
@@ -197,7 +197,7 @@ class Block(Base, frozen=True, kw_only=True, eq=False):
 
 
 class ColdStart(Base, frozen=True, kw_only=True, eq=False):
-    """A new process: its first call, its peaks by phase, and the parts of its memory."""
+    """A cold start in a new process: first call, peak memory by phase, and its parts."""
 
     first_call_s: Positive | None = None
     memory: dict[str, Number | None] = {}
@@ -214,10 +214,10 @@ class Certificate(Base, frozen=True, kw_only=True, eq=False):
 
 
 class Price(Base, frozen=True, kw_only=True, eq=True):
-    """What a row takes that is more than a setting, as its benchmark file declares it.
+    """What a row needs besides a setting, as its benchmark file declares.
 
-    `epochs`: of training. `teacher`: which has to be trained first. `calibration`: a few batches
-    that set ranges. `compiled`: a compiler that runs before the first step.
+    `epochs`: of training. `teacher`: one has to be trained first. `calibration`: a few batches set
+    ranges. `compiled`: a compiler runs before the first step.
     """
 
     epochs: int = 0
@@ -229,8 +229,8 @@ class Price(Base, frozen=True, kw_only=True, eq=True):
 class Case(Base, frozen=True, kw_only=True, eq=False):
     """A row: a variant of a technique in a framework, at a task, batch size and mode.
 
-    `program`: the id of the case whose measurements it shows, which may be another's. `against`:
-    the variant that its figures are compared with, where that is not the baseline.
+    `program`: the id of the case that was measured for it, which runs the same program. `against`:
+    the variant that its figures are compared with, if that is not the baseline.
     """
 
     id: str
@@ -275,12 +275,12 @@ class Case(Base, frozen=True, kw_only=True, eq=False):
 
     @property
     def work(self) -> Work:
-        """What makes cases comparable."""
+        """Task, batch size and mode: only cases with the same work are compared."""
         return (self.task, self.batch_size, self.mode)
 
     @property
     def task_title(self) -> str:
-        """The task; predictions are other work than train steps."""
+        """The task, with "predictions" if these are timed."""
         return _task_title(self.task, self.mode)
 
     @property
@@ -290,17 +290,17 @@ class Case(Base, frozen=True, kw_only=True, eq=False):
 
     @property
     def program_id(self) -> str:
-        """The id of the case whose measurements it shows, which is mostly its own."""
+        """The id of the case whose measurements it shows; usually this case."""
         return self.program or self.id
 
     @property
     def has_times(self) -> bool:
-        """Whether it has figures of its time."""
+        """Whether it has step times."""
         return self.status == "OK" and any(self.timing.step_s.values())
 
     @property
     def is_legacy(self) -> bool:
-        """Whether it ran with tf_keras in place of Keras 3."""
+        """Whether it ran with tf_keras instead of Keras 3."""
         return self.flavour == "tf_keras"
 
     @property
@@ -315,7 +315,7 @@ class Case(Base, frozen=True, kw_only=True, eq=False):
 
     @property
     def peak_bytes(self) -> float | None:
-        """The peak of its memory to compare, see `Memory`."""
+        """Its peak memory to compare, see `Memory`."""
         return self.memory.peak_bytes if self.memory else None
 
     def value_of(self, metric: str) -> float | None:
@@ -330,10 +330,10 @@ class Case(Base, frozen=True, kw_only=True, eq=False):
 
 
 class Comparison(Base, frozen=True, kw_only=True, eq=False):
-    """A ratio of the times of two cases, by their ids, with its interval and verdict; derived.
+    """The ratio of the times of two cases, with interval and verdict; derived.
 
-    `kind`: "baseline" is with what it is compared with in its framework (`Case.against`),
-    "framework" with its twin, "control" with the same work.
+    `kind`: "baseline" compares with the baseline or `Case.against` in the same framework,
+    "framework" with the same variant in the other framework, "control" with the same work.
     """
 
     technique: str
@@ -355,15 +355,15 @@ class Comparison(Base, frozen=True, kw_only=True, eq=False):
 
     @property
     def task_title(self) -> str:
-        """The task; predictions are other work than train steps."""
+        """The task, with "predictions" if these are timed."""
         return _task_title(self.task, self.mode)
 
 
 class Why(Base, frozen=True, kw_only=True, eq=False):
-    """Where the difference of two cases' steps comes from, as `twinbench why` measured it.
+    """Why the steps of two cases take different times, as `twinbench why` measured it.
 
-    seconds: what a step of `numerator` takes more, `ci` its interval. kinds: by kind of work, the
-    seconds of both, which sum to their steps. causes: those that the sentence names.
+    seconds: by how much a step of `numerator` is longer; `ci`: its interval. kinds: the seconds of
+    both by kind of work, which add up to their steps. causes: those that the sentence names.
     """
 
     numerator: str
@@ -405,7 +405,7 @@ class Control(Base, frozen=True, kw_only=True, eq=False):
 
 
 class NoiseFloor(Base, frozen=True, kw_only=True, eq=False):
-    """How well a run tells things apart, and what the harness costs; derived."""
+    """How small a difference a run can tell, and what the harness costs; derived."""
 
     controls: list[Control] = []
     median_half_width: Number | None = None
@@ -416,7 +416,7 @@ class NoiseFloor(Base, frozen=True, kw_only=True, eq=False):
 
 
 class Attempt(Base, frozen=True, kw_only=True, eq=False):
-    """The rounds of a block as they were played once. Shares are of the cores' time."""
+    """One try at the rounds of a block. Shares are of the cores' time."""
 
     stolen: Number | None = None
     others: Number | None = None
@@ -424,7 +424,7 @@ class Attempt(Base, frozen=True, kw_only=True, eq=False):
 
 
 class Conditions(Base, frozen=True, kw_only=True, eq=False):
-    """Under which conditions a block was played, and in which order its contenders started."""
+    """The conditions of a block, and the order in which its contenders started."""
 
     match: int
     block: int
@@ -437,12 +437,12 @@ class Conditions(Base, frozen=True, kw_only=True, eq=False):
 
 
 class Pass(Base, frozen=True, kw_only=True, eq=False):
-    """A block of each of some matches: when they were played, and how fast the machine was then.
+    """One block of each of some matches: when they were measured, and the machine's speed then.
 
-    `number`: of the block; a pass that was interrupted, or that got further matches, has several
-    entries. `again`: they were played once more, since the machine had changed; what they had
-    before is not kept, and that entry has no matches. `before`, `after`: FLOP/s of a sentinel, see
-    `bench.harness.speed`; `device_before`, `device_after`: of the device, where that is no CPU.
+    `number`: of the block. A pass that was interrupted, or got further matches, has several
+    entries. `again`: the pass was repeated because the machine's speed changed; the first try is
+    not kept, and its entry has no matches. `before`, `after`: speed in FLOP/s, see
+    `bench.harness.speed`; `device_before`, `device_after`: of the GPU, if there is one.
     """
 
     number: int
@@ -456,7 +456,7 @@ class Pass(Base, frozen=True, kw_only=True, eq=False):
 
 
 class TechniqueNotes(Base, frozen=True, kw_only=True, eq=False):
-    """What is said of a technique."""
+    """The title and notes of a technique."""
 
     title: str | None = None
     differs_by_design: list[str] = []
@@ -464,7 +464,7 @@ class TechniqueNotes(Base, frozen=True, kw_only=True, eq=False):
 
 
 class TaskFacts(Base, frozen=True, kw_only=True, eq=False):
-    """What must be known of a task to judge its rows."""
+    """What the analysis needs to know of a task."""
 
     metric: str | None = None
     margin: Number | None = None
@@ -474,14 +474,14 @@ class TaskFacts(Base, frozen=True, kw_only=True, eq=False):
 
 
 class Speed(Base, frozen=True, kw_only=True, eq=False):
-    """What the machine does a second: on one thread, and on all that a run uses."""
+    """Operations per second, on one thread and on all threads of the run."""
 
     one: Number | None = None
     all: Number | None = None
 
 
 class Processor(Base, frozen=True, kw_only=True, eq=False):
-    """A processor as its system tells it. `architecture`: its name; `caches`: bytes of each."""
+    """A processor as the system describes it. `architecture`: its name; `caches`: bytes of each."""
 
     vendor: str | None = None
     family: int | None = None
@@ -494,12 +494,12 @@ class Processor(Base, frozen=True, kw_only=True, eq=False):
 class Environment(Base, frozen=True, kw_only=True, eq=False):
     """The machine and the software of a run. `model`: name and checksum of a user's file.
 
-    `cores`: how many cores the processors share that are used, as the system tells; `affinity`: how
-    many processors a run may use; `quota`: how many it may fill. Measured, before anything is
-    timed: `products`, of each framework and dtype in FLOP/s, `bandwidth` of memory in bytes/s, and
-    `chain`, operations that wait for one another, a second, see `bench.harness.speed`. `disturbed`:
-    the share of the cores that others took meanwhile. `products_at_end`: those in float32 once more
-    when all was measured.
+    `cores`: physical cores of the processors in use, as the system reports; `affinity`: the
+    processors that the run may use; `quota`: how many it may fill. Measured before the first row:
+    `products`, by framework and dtype in FLOP/s; `bandwidth` of memory in bytes/s; `chain`,
+    dependent operations per second, see `bench.harness.speed`; `disturbed`, the share of the cores
+    that other programs used meanwhile. `products_at_end`: the float32 products at the end of the
+    run.
     """
 
     cpu: str | None = None
@@ -538,10 +538,10 @@ class Environment(Base, frozen=True, kw_only=True, eq=False):
 
 
 class Record(Base, frozen=True, kw_only=True, eq=False):
-    """A run: what it was asked for, where it ran, and everything that it measured.
+    """A run: its options, its machine, and everything that it measured.
 
-    `pooled`: when the runs started that it was pooled from; each is a block of its cases. `why`:
-    of its headline pairs, where `twinbench why --write` measured it.
+    `pooled`: the start times of the runs that it pools; each is one block of its cases. `why`:
+    causes that `twinbench why --write` measured for the main ratios.
     """
 
     schema_version: int
@@ -573,24 +573,24 @@ class _Version(Struct):
 
 
 def decode(text: bytes | str) -> Record:
-    """The record that `text` holds. Raises ValueError with one line where it holds none."""
+    """The record in `text`. Raises ValueError with one line if that is none."""
     try:
         version = msgspec.json.decode(text, type=_Version).schema_version
     except msgspec.ValidationError:
-        raise ValueError("not a record of twinbench (no schema_version)") from None
+        raise ValueError("not a record of twinbench: it has no schema_version") from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise ValueError("not JSON, or cut off before its end") from None
     except RecursionError:
         raise ValueError("nested too deeply for a record") from None
     if version > SCHEMA_VERSION:
         raise ValueError(
-            f"schema {version} is newer than {SCHEMA_VERSION}, the newest that "
-            "this version reads: update twinbench"
+            f"schema {version} is newer than this twinbench, which reads {SCHEMA_VERSION}: update "
+            "twinbench"
         )
     if version < SCHEMA_VERSION:
         raise ValueError(
-            f"schema {version} is older than {SCHEMA_VERSION}, the only one that this version "
-            "reads: measure again"
+            f"schema {version} is older than this twinbench, which reads {SCHEMA_VERSION}: measure "
+            "again"
         )
     try:
         record = msgspec.json.decode(text, type=Record)
@@ -605,7 +605,7 @@ def decode(text: bytes | str) -> Record:
 
 
 def encode(record: Record) -> bytes:
-    """A record as JSON, with a line for each entry of each list, so that it can be searched."""
+    """The record as JSON, with one line per entry of a list, so that text search works."""
     parts = []
     for name in record.__struct_fields__:
         value = getattr(record, name)

@@ -1,6 +1,6 @@
-"""Taking up a run: which one, and whether it is asked for what it was begun with.
+"""Which run `--resume` goes on with, and whether today's options are those that it began with.
 
-Nothing here measures; `bench/conftest.py` asks it before anything is collected.
+Nothing here measures. `bench/conftest.py` calls it before anything is collected.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bench.record import Record
 
 @dataclass(frozen=True)
 class Begun:
-    """A run that was begun: its folder, its record and its state."""
+    """A run that --resume goes on with: its folder, its record and its state."""
 
     folder: Path
     record: Record
@@ -40,9 +40,9 @@ class Begun:
         return self.state.asked.selected
 
     def asked(self, given: dict) -> dict:
-        """The options that it was begun with, which has all names of `given`.
+        """The options that the run began with, by the names of `given`.
 
-        ValueError where an option is `given` now (not None) and was another then.
+        ValueError if an option is given now (not None) and was different then.
         """
         then = self.state.asked.options
         if then.keys() != given.keys():
@@ -50,18 +50,17 @@ class Begun:
         for option, value in given.items():
             if value not in (None, then[option]):
                 how = "without" if then[option] is None else f"with {_words(then[option])} as"
-                raise ValueError(f"{self.folder} was begun {how} {option}: leave {option} out")
+                raise ValueError(f"{self.folder} began {how} {option}: leave out {option}")
         return then
 
     def check_file(self, path: Path) -> None:
-        """ValueError where the user's file is another now than that which was measured."""
+        """ValueError if the user's file has changed since it was measured."""
         environment = self.record.environment
         if environment.peak_flops is None or not path.is_file():
             return  # nothing was measured, or it will be refused
         if hashlib.sha256(path.read_bytes()).hexdigest() != environment.model["sha256"]:
             raise ValueError(
-                f"{path.name} was changed since {self.folder} was begun: measure it anew, without "
-                "--resume"
+                f"{path.name} changed since {self.folder} began: start a new run, without --resume"
             )
 
 
@@ -70,9 +69,9 @@ def _words(value: object) -> str:
 
 
 def begun(path: Path) -> Begun:
-    """The run in the folder `path`. ValueError with one clear line where it can't be taken up."""
+    """The run in the folder `path`. ValueError with one line if it can't go on."""
     if not results_file(path).is_file():
-        raise ValueError(f"{path} holds no results.json; give the folder of a run")
+        raise ValueError(f"{path} has no results.json: give the folder of a run")
     folder = results_file(path).parent.resolve()
     record = load(folder)
     try:

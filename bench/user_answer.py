@@ -1,6 +1,6 @@
 """The answer of a run on a user's model: where a step's time goes, what to use, and its code.
 
-Everything is from the record, but for the code, see `bench.user_code`.
+All figures come from the record. The code comes from `bench.user_code`.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ PARTS = {
 }
 # Why a batch is not larger.
 LIMITS = {
-    "budget": "{budget:.3g} GB are the budget, a larger one does not fit",
-    "maximum": "of {budget:.3g} GB: a larger one would fit, and take too long to try",
-    "time limit": "of {budget:.3g} GB: a larger one took too long",
+    "budget": "a larger batch does not fit into the budget of {budget:.3g} GB",
+    "maximum": "of {budget:.3g} GB; a larger batch would fit, but takes too long to try",
+    "time limit": "of {budget:.3g} GB; a larger batch took too long",
 }
 UNKNOWN = (
-    "Whether what stands under 'perhaps' keeps its accuracy: write evaluate(predict) into the "
-    "file, and such rows are trained and judged by it."
+    "The accuracy of rows under 'perhaps' is unknown. Add evaluate(predict) to the file to have "
+    "them trained and evaluated."
 )
 MOST_NAMED = 5  # operators
 UNLIKE = 2.0  # times as long as a timed step: another one
 
 
 def write(folder: Path, record: Record, model: UserModel) -> None:
-    """Write the answer into the folder of a run, with the code that was run.
+    """Write the answer into the folder of a run, with code that was run.
 
-    Who interrupted the run, or the code, has the answer without it, and at once.
+    After an interruption the code is left out, so that the answer comes at once.
     """
     said = [_head(model), *_shapes(record, model), *_own_steps(model)]
     for line in machine.overruled(record.environment.threads, model.keras_backend):
@@ -86,11 +86,10 @@ def _head(model: UserModel) -> str:
         return head
     if model.about["paired"]:
         return f"{head}; the frameworks start from equal weights"
-    why = "No copy_weights"
+    why = "The file has no copy_weights"
     if "copy_weights" in model.file.functions:
-        why = "copy_weights was not run, since PyTorch's Python has no TensorFlow"
-    alone = "each framework is compared with its own baseline alone, and not with the other."
-    return "\n".join([head, *wrap(f"{why}: {alone}", WIDTH)])
+        why = "copy_weights was not run, because PyTorch's Python has no TensorFlow"
+    return "\n".join([head, *wrap(f"{why}: the frameworks are not compared.", WIDTH)])
 
 
 def _shapes(record: Record, model: UserModel) -> list[str]:
@@ -98,10 +97,10 @@ def _shapes(record: Record, model: UserModel) -> list[str]:
     side = model.about["sides"][model.sides[0]]
     if side.get("shapes", 1) < 2:
         return []
-    longest = f"to the longest it would be {side['to_longest']:.0%}"
+    longest = f"{side['to_longest']:.0%} if all were padded to the longest"
     lines = wrap(
-        f"Batches have {side['shapes']} shapes: a step is timed over all of them, in the same order"
-        f" in every row. {side['padding']:.0%} of their positions are padding; padded {longest}.",
+        f"Batches have {side['shapes']} shapes: every row times its steps over all of them, in the "
+        f"same order. {side['padding']:.0%} of their positions are padding, {longest}.",
         WIDTH,
     )
     for case in record.cases:
@@ -118,8 +117,8 @@ def _own_steps(model: UserModel) -> list[str]:
     for side in model.sides:
         if name := model.about["sides"][side]["own_step"]:
             lines += wrap(
-                f"{FRAMEWORKS[side]}: the model's own {name} is not used; a step is loss_fn of its "
-                "output, the gradients and the optimizer.",
+                f"{FRAMEWORKS[side]}: the model's {name} is not used. A step is the forward pass, "
+                "loss_fn, the gradients and the optimizer.",
                 WIDTH,
             )
     return lines
@@ -141,16 +140,16 @@ def _breakdown(record: Record, side: str) -> list[str]:
     lines = [f"{name}, a step of {number(seen['step_s'] * 1e3)} ms:"]
     lines += hanging("", ", ".join(f"{part} {share:.0%}" for part, share in ordered), WIDTH, 2)
     if doubt := _doubt(record, of[0]):
-        words = f"what holds it back can't be told: {doubt}"
+        words = f"the bottleneck can't be told: {doubt}"
         return lines + hanging("", words, WIDTH, 2) + _allocator(record, side)
-    lines += hanging("", f"held back by {seen['bottleneck']}: {seen['said'][0]}", WIDTH, 2)
+    lines += hanging("", f"bottleneck: {seen['bottleneck']}; {seen['said'][0]}", WIDTH, 2)
     measured = [
         one.name
         for one in remedying(seen["bottleneck"])
         if one.is_measured_of_users and _may_work(record, one.name, side)
     ]
     if measured:
-        lines += hanging("", f"worth trying against that: {', '.join(measured)}", WIDTH, 2)
+        lines += hanging("", f"techniques against it: {', '.join(measured)}", WIDTH, 2)
     return lines + _allocator(record, side)
 
 
@@ -170,7 +169,7 @@ def _doubt(record: Record, case: Case) -> str | None:
     if not times or any(1 / UNLIKE < step_s / time < UNLIKE for time in times):
         return None
     nearest = min(times, key=lambda time: abs(time - step_s))
-    return f"where it was timed a step took {number(nearest * 1e3)} ms"
+    return f"without the profiler a step took {number(nearest * 1e3)} ms"
 
 
 def _may_work(record: Record, technique: str, side: str) -> bool:
@@ -191,8 +190,8 @@ def _allocator(record: Record, side: str) -> list[str]:
         slower = "slower" in (comparison.verdict or "")
         if comparison.kind == "baseline" and comparison.numerator in usual and slower:
             times = ratio(comparison.ratio, comparison.ci)
-            said = f"without the allocator's settings {times} times that"
-            return hanging("", f"{said}: see the code's first lines", WIDTH, 2)
+            said = f"{times} times as long without the allocator's settings"
+            return hanging("", f"{said}: see the first lines of the code", WIDTH, 2)
     return []
 
 
@@ -237,7 +236,7 @@ def _partly_compiled(record: Record) -> list[str]:
             continue
         names = ", ".join(left[:MOST_NAMED]) + ", …" * (len(left) > MOST_NAMED)
         row = f"{case.framework_title}, {case.mode}, batch {case.batch_size}"
-        words = f"{row}: {case.evidence['graphs']} graphs; outside of them {names}"
+        words = f"{row}: {case.evidence['graphs']} graphs; not compiled: {names}"
         said += hanging("", plain(words), WIDTH, 2)
     return ["Compiled in part:", *said, ""] if said else []
 
@@ -255,7 +254,7 @@ def _not_measured(record: Record) -> list[str]:
     for reason, rows in reasons.items():
         said += hanging("", plain(f"{', '.join(rows)}: {reason}"), WIDTH, 2)
     for what in _not_timed(record):
-        late = f"{what}: no time was left for its steps; give more --minutes, or use --resume"
+        late = f"{what}: not timed within --minutes; give more, or use --resume"
         said += hanging("", late, WIDTH, 2)
     return ["Not measured:", *said] if said else []
 

@@ -1,7 +1,7 @@
-"""A user's own model as a task of the suite: checked, prepared, and with the techniques that apply.
+"""A user's own model as a task of the suite: it is checked, and techniques are chosen for it.
 
-`prepare` checks the file in processes of its own, a framework each, and writes what every row
-starts from. `technique` says what of a technique is measured of it.
+`prepare` checks the file in a new process per framework and writes the weights and batches that
+every row starts from. `technique` says what of a technique is measured on it.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ CHECK_S = 300  # after which a check counts as hung
 AROUND_S, STEPS_A_BLOCK = 3.0, 60
 TRIALS, TRIAL_S = 5, 6.0  # of the finder of a batch size: a framework's import, and some steps
 
-# Why nothing of a technique is measured, where its benchmark file gives no reason.
+# Why a technique is not measured, where its benchmark file gives no reason.
 OF_A_FAMILY = {
-    "input": "a file brings its own batches",
-    "parallel": "it is about several devices: see docs/many_devices.md",
-    "recipes": "they change what is learned, which needs a whole training",
-    "adaptation": "it needs two domains, of which a file brings one",
-    "compression": "it needs a whole training: apply its file, see docs/your_model.md",
+    "input": "the file makes its own batches",
+    "parallel": "it needs several devices: see docs/many_devices.md",
+    "recipes": "it changes what is learned, which only a whole training shows",
+    "adaptation": "it needs two domains, and a file has one",
+    "compression": "it needs a whole training: use its code, see docs/your_model.md",
     "diagnosis": "it diagnoses, and changes nothing",
 }
 
 
 @dataclass(frozen=True)
 class UserModel:
-    """A user's file that was found sound: its task, and what is known of it.
+    """A user's file that passed its check: its task, and what the check measured.
 
-    `interpreters`: by framework, where it is not this one.
+    `interpreters`: framework -> its Python, where that is not this one.
     """
 
     file: File
@@ -103,17 +103,17 @@ def prepare(
     wanted: set[str],
     say: Callable[[str], None],
 ) -> UserModel:
-    """Check a file in each of its frameworks that are `wanted` (all where none is said) and here.
+    """Check a file in each installed framework that is `wanted` (all if that is empty).
 
-    say: is told what begins. Raises BadFile with one line. What is written lies in `results`/data,
-    whole or not at all, and is this run's alone: it holds it until its process ends. What earlier
-    runs left there, of this file or another, is removed.
+    say: called with what begins. Raises BadFile with one line. The results are written to a folder
+    in `results`/data, completely or not at all. It belongs to this run until its process ends.
+    Folders that earlier runs left there are removed.
     """
     file = user_model.look(path)
     sides = [side for side in file.sides if not wanted or side in wanted]
     if not sides:
         has = " and ".join(FRAMEWORKS[side].title for side in file.sides)
-        raise BadFile(f"{file.path.name} has a model for {has} alone: leave --framework out")
+        raise BadFile(f"{file.path.name} has a model for {has} only: leave out --framework")
     place = results.resolve() / "data"
     place.mkdir(parents=True, exist_ok=True)
     scratch.sweep(place, "own-")
@@ -156,7 +156,7 @@ def _check(
                 copied = _copied(processes, file, folder)
                 if copied is None:
                     paired = False
-                    say("PyTorch's Python has no TensorFlow: its weights can't be copied")
+                    say("weights can't be copied: PyTorch's Python has no TensorFlow")
                 else:
                     pairs[copied["weights_sha256"]] = checked["pt"]["weights_sha256"]
             say(f"a few steps in {FRAMEWORKS[side].title}")
@@ -169,12 +169,13 @@ def _check(
     sizes = {side: one["batch_size"] for side, one in checked.items()}
     if len(set(sizes.values())) > 1:
         raise BadFile(
-            f"batches are of {' and '.join(map(str, sizes.values()))} samples: make them equal"
+            f"the frameworks' batches have {' and '.join(map(str, sizes.values()))} samples: make "
+            "them equal"
         )
     labels = {one["labels_sha256"] for one in checked.values()}
     paired = paired and len(checked) > 1
     if paired and len(labels) > 1:
-        raise BadFile("batch gives the frameworks other targets: twins need the same")
+        raise BadFile("batch returns different targets for the two frameworks: make them equal")
     return {
         "path": str(file.path),
         "name": file.name,
@@ -230,11 +231,11 @@ def _ask(processes: Processes, file: File, side: str, op: str, folder: Path) -> 
         reason = str(error).removeprefix("BadFile: ")
         if guard and guard.ended:
             reason = (
-                f"a step needs more memory than the {guard.most / 1e9:.1f} GB that are free: give "
-                "batch a smaller default size"
+                f"a step needs more than the {guard.most / 1e9:.1f} GB of free memory: give batch "
+                "a smaller default size"
             )
         elif reason == TIMED_OUT.format(op, processes.limits.request):
-            reason += ": its steps are slow; give batch a smaller default size"
+            reason += ": give batch a smaller default size"
         name = f"{file.path.name}:"
         raise BadFile(reason if reason.startswith(name) else f"{name} {reason}") from None
     finally:

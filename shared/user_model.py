@@ -103,14 +103,13 @@ def look(path: str | Path) -> File:
         text = path.read_bytes()
         tree = ast.parse(text, str(path))  # which knows marks of encodings
     except OSError as error:
-        raise BadFile(f"{path} can't be read ({error.strerror}): give a file of Python") from None
+        raise BadFile(f"{path} can't be read ({error.strerror}): give a Python file") from None
     except SyntaxError as error:
         if not error.lineno:  # of the whole: bytes that are no text
-            said = f"{path.name} is no Python ({error.msg}): give a file of Python"
-            raise BadFile(said) from None
-        raise BadFile(f"{path.name}:{error.lineno}: {error.msg}: mend it first") from None
+            raise BadFile(f"{path.name} is not a Python file ({error.msg})") from None
+        raise BadFile(f"{path.name}:{error.lineno}: {error.msg}: fix this first") from None
     except (ValueError, RecursionError, MemoryError) as error:  # no text, or nested too deep
-        raise BadFile(f"{path.name} is no Python ({error}): give a file of Python") from None
+        raise BadFile(f"{path.name} is not a Python file ({error})") from None
     functions = frozenset(names(tree.body, path.parent)) & {*FUNCTIONS, "*"}
     if not any(isinstance(n, ast.FunctionDef) and n.name == KERAS for n in ast.walk(tree)):
         functions -= {KERAS}  # a file that imports Keras has the name, too
@@ -118,19 +117,18 @@ def look(path: str | Path) -> File:
     has_batch = functions & {"batch", "batches"}
     if "*" in functions and not (has_model and has_batch):
         raise BadFile(
-            f"{path.name} imports * from a module whose names are not known before it is run: "
-            "import pytorch, tensorflow and batch by their names"
+            f"{path.name} imports * from a module: import pytorch, tensorflow and batch by name"
         )
     functions -= {"*"}
     if not has_model:
         raise BadFile(
-            f"{path.name} has neither pytorch() nor tensorflow(), nor keras(): write one that "
-            "returns (model, loss_fn); `twinbench try --example` writes a file to start from"
+            f"{path.name} has no pytorch(), tensorflow() or keras(): write one that returns "
+            "(model, loss_fn); `twinbench try --example` writes an example"
         )
     if not has_batch:
         raise BadFile(
-            f"{path.name} has neither batch(size, seed) nor batches(): write one, so that there is "
-            "something to train on"
+            f"{path.name} has no batch(size, seed) and no batches(): write one that returns "
+            "training data"
         )
     return File(path, functions, text)
 
@@ -184,9 +182,8 @@ def function(module: ModuleType, *names: str) -> Callable:
         if hasattr(module, name):
             return getattr(module, name)
     raise BadFile(
-        f"{' or '.join(names)} is not there once the file is executed: the condition that it "
-        "stands under does not hold here; define it without one, or leave its framework out with "
-        "--framework"
+        f"{' or '.join(names)} is defined only under a condition that is false here: define it "
+        "without one, or choose the other framework with --framework"
     )
 
 
@@ -270,15 +267,15 @@ def made_of(module: ModuleType) -> tuple[Callable, Any]:
         raise BadFile(f"{name} has no function make() that returns (step, batches): write one")
     returned = call("make", path, make)
     if not isinstance(returned, (tuple, list)) or len(returned) != 2 or not callable(returned[0]):
-        raise BadFile(f"{name}: make() gives {_kind(returned)}, not (step, batches)")
+        raise BadFile(f"{name}: make() returns {_kind(returned)}, not (step, batches)")
     step, batches = returned
-    expected = "give a list of tuples, one for each step, such as [(x, y)]"
+    expected = "return a list of tuples, one per step, such as [(x, y)]"
     if isinstance(batches, Mapping) or not hasattr(batches, "__iter__"):
-        raise BadFile(f"{name}: make() gives {_kind(batches)} as its batches: {expected}")
+        raise BadFile(f"{name}: make() returns {_kind(batches)} as its batches: {expected}")
     if isinstance(batches, (tuple, list)) and batches and (why := _refuses(step, batches[0])):
         raise BadFile(
-            f"{name}: step does not take its first batch ({why}): {expected}; what is no tuple, "
-            "such as a dict, is handed to it whole"
+            f"{name}: step does not accept its first batch ({why}): {expected}; a batch that is no "
+            "tuple, such as a dict, is passed whole"
         )
     return step, batches
 
@@ -340,8 +337,7 @@ def check_order(loss: Callable) -> None:
         return
     if names[:1] == ["y_true"]:
         raise BadFile(
-            "loss_fn takes y_true first, but is called as loss_fn(output, y): turn its arguments "
-            "round"
+            "loss_fn takes y_true first, but is called as loss_fn(output, y): swap its arguments"
         )
 
 
@@ -367,8 +363,8 @@ def check_broadcast(loss: Callable, output: Any, y: Any) -> None:
     mean = sum(single) / size
     if math.isclose(meant, mean, rel_tol=1e-4) and not math.isclose(together, mean, rel_tol=1e-3):
         raise BadFile(
-            f"loss_fn holds each output against the targets of all: the output is {ours}, y is "
-            f"{theirs}; give both one shape"
+            f"loss_fn broadcasts every output against every target: the output has shape {ours}, y "
+            f"has {theirs}; give both the same shape"
         )
 
 
@@ -416,13 +412,13 @@ def usual_size(module: ModuleType) -> int:
         return USUAL_BATCH
     first = next(iter(inspect.signature(made).parameters.values()), None)
     if first is None:
-        raise BadFile("batch takes no size: write it as batch(size, seed)")
+        raise BadFile("batch has no arguments: write it as batch(size, seed)")
     if first.default is first.empty:
         return USUAL_BATCH
     if not isinstance(first.default, Integral) or first.default < 1:
         raise BadFile(
-            f"batch has {first.name}={first.default!r}: its first argument is the size of the "
-            f"batch, a whole number such as size={USUAL_BATCH}"
+            f"batch has {first.name}={first.default!r}: its first argument is the batch size, such "
+            f"as size={USUAL_BATCH}"
         )
     return int(first.default)
 
@@ -452,7 +448,7 @@ def pair(returned: Any, what: str) -> tuple:
     """(x, y) as NumPy arrays in tuples, lists and dicts. Raises BadFile for anything else."""
     if not isinstance(returned, (tuple, list)) or len(returned) != 2:
         raise BadFile(
-            f"{what} gives {_kind(returned)}, not (x, y): return the inputs and the targets"
+            f"{what} returns {_kind(returned)}, not (x, y): return the inputs and the targets"
         )
     return arrays(returned[0]), arrays(returned[1])
 
@@ -483,7 +479,7 @@ def arrays(tree: Any) -> Any:
     try:
         array = np.asarray(tree)
     except TypeError:
-        raise BadFile(f"a batch holds {tree.dtype}, which NumPy has not: give float32") from None
+        raise BadFile(f"a batch has dtype {tree.dtype}, which NumPy lacks: use float32") from None
     if array.dtype.kind in "OSU":
         raise BadFile(f"a batch holds {_kind(tree)} of {array.dtype}: give arrays of numbers")
     return array
@@ -591,7 +587,7 @@ def check_size(x: Any, size: int, what: str) -> None:
     for array in leaves(x):
         if array.ndim and len(array) != size:
             raise BadFile(
-                f"{what} gives an x of shape {array.shape}: its first axis has to be the {size} "
+                f"{what} returns an x of shape {array.shape}: its first axis must have the {size} "
                 "samples of the batch"
             )
 

@@ -90,7 +90,7 @@ def test_a_class_that_is_there_is_replaced_only_when_that_is_asked_for(docs, tmp
     machines.point(docs / "gpu" / "results.json", docs / "machines" / before)
     path = saved(run_at(2.55e11, started="2026-12-24"), tmp_path / "again")
     said = refused(capsys, "add", path)
-    assert said.endswith(f"docs/machines has this class ({before}); --replace replaces it")
+    assert said.endswith(f"docs/machines has this class ({before}); replace it by --replace")
     assert folders(docs) == [before]
     assert machines.main(["add", str(path), "--replace"]) == 0
     (after,) = folders(docs)
@@ -122,7 +122,7 @@ def test_another_machine_can_take_the_headline(docs, tmp_path, capsys):
     ("fields", "why"),
     [
         ({"finished": False, "ended": "minutes"}, "is not finished, ended by minutes"),
-        ({"effort": "quick"}, "effort quick; a machine's record is a default run"),
+        ({"effort": "quick"}, "a run of effort quick; give one of effort default"),
         ({"command": f"{COMMAND} --technique=pruning"}, "a part of a run (--technique)"),
         ({"command": f"{COMMAND} -kpruning"}, "a part of a run (-k)"),
     ],

@@ -1,1 +1,1 @@
-"""From what a run recorded to what it says. Pure: no process, no clock, no framework."""
+"""The analysis of a record: pure functions, without processes, clocks or frameworks."""

@@ -1,8 +1,9 @@
-"""What a row does to its task's metric, against its own baseline.
+"""Whether a row keeps its baseline's accuracy.
 
-Exact work keeps it, and so does a difference that is no worse than the task's margin by the bound
-of its interval. What was not trained to its metric may have had a check: of the loss of a short
-training, or of a trained model's predictions (`checks`). What was not measured was not kept.
+It does if it computes the same, or if the worse end of the interval of its metric's difference is
+within the task's margin. A row that was not trained to its metric may have a check instead, of the
+loss of a short training or of a trained model's predictions (`checks`). Accuracy that was not
+measured does not count as kept.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ Tasks = dict[str, TaskFacts]
 
 @dataclass(frozen=True)
 class Accuracy:
-    """What a row does to its baseline's accuracy. `kept` is None where it was not measured.
+    """What a row does to its baseline's accuracy. `kept` is None if that was not measured.
 
-    `asked`: not where nothing is trained or predicted in another way. `proven_on`: another task, on
-    which alone its losses were shown to be its baseline's. `check`: what tells it where nothing was
-    trained to the metric; `mean` and `ci` are then those of the loss, or of the points.
+    `asked`: False if nothing is trained or predicted differently. `proven_on`: another task, the
+    only one on which its losses were shown to equal its baseline's. `check`: the check that decides
+    if the row was not trained to its metric; `mean` and `ci` are then of the loss, or of the
+    points.
     """
 
     kept: bool | None
@@ -43,7 +45,7 @@ class Accuracy:
 
     @property
     def what(self) -> str:
-        """What was judged: its accuracy, the loss of a short training, or its predictions."""
+        """What was judged: "accuracy", "loss" of a short training, or "predictions"."""
         if self.check is None:
             return "accuracy"
         return "loss" if isinstance(self.check, LossCheck) else "predictions"
@@ -55,10 +57,7 @@ class Accuracy:
 
     @property
     def lost(self) -> bool:
-        """Whether it was shown to be worse than its baseline, by its whole interval.
-
-        What is neither kept nor lost is not decided.
-        """
+        """Whether its whole interval is worse than the baseline; undecided if not kept, too."""
         if self.check:
             return self.check.verdict == LOST
         if self.ci is None:
@@ -67,15 +66,12 @@ class Accuracy:
 
 
 def facts(tasks: Tasks, task: str) -> TaskFacts:
-    """What must be known of a task; nothing of one that the record does not describe."""
+    """The facts of a task; empty ones if the record does not describe it."""
     return tasks.get(task) or TaskFacts()
 
 
 def is_untrained_model(case: Case, cases: Sequence[Case]) -> bool:
-    """Whether it has other weights, such as fewer, and was trained nowhere.
-
-    That a smaller model is faster says nothing of what it can do.
-    """
+    """Whether it has other weights than the baseline, such as fewer, and was never trained."""
     return case.changes_weights and not any(map(_trained, (case, *_siblings(case, cases))))
 
 
@@ -86,11 +82,11 @@ def _trained(case: Case) -> AccuracyDifference | None:
 
 
 def of(case: Case, cases: Sequence[Case], tasks: Tasks, allowed: float | None = None) -> Accuracy:
-    """What a case does to accuracy; `allowed`: points that it may lose, else the task's margin.
+    """What a case does to accuracy. `allowed`: points that it may lose; default: the task's margin.
 
-    A variant's training or check may stand at another batch size, and its proof of equal losses at
-    another task of the same technique, where it has none itself. A check answers nobody who
-    allows so many points.
+    If the case has no training or check at its batch size, the variant's at another one counts. If
+    it has no proof of equal losses, one at another task of the technique counts. A check does not
+    answer if `allowed` is given.
     """
     if case.role == "baseline":
         return Accuracy(True, exact=True)
@@ -157,10 +153,7 @@ def _exact(case: Case, cases: Sequence[Case], tasks: Tasks) -> bool:
 def agree(
     task: TaskFacts, losses: list[float | None], others: list[float | None], bar: float = inf
 ) -> bool:
-    """Whether there are losses on both sides, and all that both have agree within the parity bar.
-
-    And within `bar`, where that is less.
-    """
+    """Whether both have losses, and those that both have agree within the parity bar and `bar`."""
     if not losses or not others or task.parity is None or None in (*losses, *others):
         return False
     bar = min(bar, task.parity)
@@ -176,10 +169,7 @@ def difference_at_any(
     tasks: Tasks,
     looks: Looks = (),
 ) -> AccuracyDifference | None:
-    """The `difference` of two cases of one piece of work, or that of both at another.
-
-    As in `of`: what a training at one batch size has shown holds for the variant.
-    """
+    """The `difference` of two cases, or else of the same variants at another batch size."""
     both = ([each, *_siblings(each, cases, same_task=True)] for each in (case, other))
     pairs = ((a, b) for a, b in product(*both) if a.work == b.work)
     return next(filter(None, (difference(*pair, tasks, looks) for pair in pairs)), None)
@@ -188,10 +178,10 @@ def difference_at_any(
 def difference(
     case: Case, other: Case | None, tasks: Tasks, looks: Looks = ()
 ) -> AccuracyDifference | None:
-    """The metric of a case less that of another, by the seeds that both were trained with.
+    """The metric of one case minus that of another, over the seeds that both were trained with.
 
-    None where one has none, or not at every seed.
-    `looks`: numbers of seeds after which who is decided is trained no further.
+    None if one lacks the metric at a seed. `looks`: numbers of seeds after which decided cases are
+    trained no further.
     """
     values, base = (_per_seed(each) for each in (case, other))
     seeds, task = min(len(values), len(base)), facts(tasks, case.task)

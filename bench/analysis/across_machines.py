@@ -1,9 +1,9 @@
-"""What holds on all machines: the answers of one record, asked of the records of others.
+"""Which answers hold on all machines: those of one record, checked against the records of others.
 
-A statement is what one machine's answer names in a framework, or which framework it shows to be
-ahead. Another machine shows it too, shows the contrary by its whole interval, or can't tell. What a
-machine did not measure says nothing. What it measured without an interval confirms nothing; where
-that shows no gain, it can't be told whether the statement holds there.
+A statement is what the first machine's answer names in a framework, or which framework it shows to
+be ahead. Another machine confirms it, contradicts it by its whole interval, or can't tell. A
+machine that did not measure it is left out. A figure without an interval confirms nothing; if it
+shows no gain, the statement is open on that machine.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ HOLDS, TURNS, UNTOLD, NOTHING, ONCE = "holds", "turns", "can't be told", "nothin
 
 @dataclass(frozen=True)
 class Machine:
-    """A record, the folder it lies in, and its answers."""
+    """A record, its folder's name, and its answers."""
 
     name: str
     record: Record
 
     @cached_property
     def answers(self) -> dict[tuple, Answer]:
-        """By what makes answers of two records comparable: question, goal and piece of work."""
+        """Its answers, by question, goal and piece of work."""
         return {key(each): each for each in answers(self.record)}
 
 
 def key(answer: Answer) -> tuple:
-    """The question, the goal and the piece of work."""
+    """The question, the goal and the piece of work, by which answers of two records are matched."""
     work = answer.work
     place = (work.kind, work.task, work.batch_size, work.apart)
     return (answer.question.aim, answer.goal.name, *place)
@@ -51,18 +51,18 @@ def machines_in(folder: Path) -> list[Machine]:
 
 
 def others(first: Record, machines: list[Machine]) -> list[Machine]:
-    """The machines that are of another class than that of `first`."""
+    """The machines of another class than the first."""
     environment = first.environment
     return [one for one in machines if not same_class(environment, one.record.environment)]
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a machine says of a statement.
+    """What a machine says about a statement.
 
-    `holds`: None where its interval can't tell. `told`: whether it has an interval. `gain`: of the
-    row over its baseline, or of the framework that the statement names over the other. `row`: what
-    it names itself where the statement is that nothing gains.
+    `holds`: None if its interval can't tell. `told`: whether it has an interval. `gain`: of the row
+    over its baseline, or of the framework that the statement names over the other. `row`: the row
+    that this machine names, if the statement is that nothing gains.
     """
 
     machine: Machine
@@ -75,10 +75,10 @@ class Seen:
 
 @dataclass(frozen=True)
 class Statement:
-    """What the first machine's answer says of a framework; without one, who is ahead.
+    """What the first machine's answer says about a framework; without one, which one is ahead.
 
-    `row`: what is named; None where nothing was shown to gain. `ahead`: the framework; None where
-    no difference was shown. `seen`: what each machine says, the first one's first.
+    `row`: the row it names; None if nothing gains. `ahead`: the framework; None if no difference
+    was shown. `seen`: what each machine says, the first machine's first.
     """
 
     answer: Answer
@@ -94,12 +94,12 @@ class Statement:
 
     @property
     def told(self) -> list[Seen]:
-        """What the machines say that have an interval."""
+        """What the machines with an interval say."""
         return [one for one in self.seen if one.told]
 
     @property
     def verdict(self) -> str:
-        """Whether it holds on all machines that tell."""
+        """Whether it holds on all machines that can tell."""
         if any(one.holds is False for one in self.told):
             return TURNS
         if len(self.told) < 2 or not self.seen[0].told:
@@ -118,14 +118,14 @@ class Statement:
 
     @property
     def differs(self) -> bool:
-        """Whether it holds, but by how much does not: two intervals that do not meet."""
+        """Whether it holds but by different amounts: two intervals do not overlap."""
         bounds = [one.gain.bounds for one in self.told if one.gain and one.gain.bounds]
         apart = bounds and max(low for low, _ in bounds) > min(high for _, high in bounds)
         return self.verdict == HOLDS and bool(apart)
 
 
 def statements(first: Machine, machines: list[Machine]) -> list[Statement]:
-    """What `first` says of each answer, and what `machines` say of that, in the answers' order."""
+    """The statements of `first` with what `machines` say, in the order of the answers."""
     return [said for each in first.answers.values() for said in _of_answer(each, first, machines)]
 
 
@@ -145,9 +145,9 @@ def _of_answer(answer: Answer, first: Machine, machines: list[Machine]) -> Itera
 
 
 def subject(side: Ranking) -> Row | None:
-    """The row that an answer names in a framework: the best, or what would gain but for accuracy.
+    """The row that an answer names in a framework: the best, or one that gains but loses accuracy.
 
-    None where neither was shown to gain.
+    None if no row was shown to gain.
     """
     if not side.best.is_baseline and side.aim.gain(side.best) is not None:
         return side.best
@@ -155,7 +155,7 @@ def subject(side: Ranking) -> Row | None:
 
 
 def same_row(side: Ranking, row: Row) -> Row | None:
-    """The row of another record: of the same technique and variant, else of the one name there."""
+    """The same row in another record, by technique and variant, else by a unique variant name."""
     case = row.case
     rows = [one for one in side.tried if one.case.side == case.side]
     alike = [one for one in rows if one.case.variant == case.variant]
@@ -214,7 +214,7 @@ def _of_lead(machine: Machine, there: Answer | None, answer: Answer) -> Seen:
 
 
 def without_gain(name: str, ratio: Figure) -> bool:
-    """Whether a whole interval leaves no gain beyond what counts as none."""
+    """Whether the whole interval shows no gain."""
     if ratio.bounds is None:
         return False
     if name == GAINED:

@@ -1,7 +1,7 @@
-"""A record from what was measured: every figure, ratio and verdict that is shown anywhere.
+"""Derives every figure, ratio and verdict of a record from what was measured.
 
-Nothing here starts a process, reads a clock or imports a framework: the same raw part gives the
-same record, today and on any machine.
+The same measurements give the same record on any machine: nothing here starts a process, reads a
+clock or imports a framework.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bench.record import Accuracy, Case, Comparison, NoiseFloor, Record, Timing
 
 
 def analyse(measured: Record) -> Record:
-    """The whole record of what was measured: with every derived field, and None for no number."""
+    """The record with every derived field. Numbers that are not finite become None."""
     measured = finite(measured)
     judged = _with_accuracy(measured)
     fits = comparisons.fits(judged)
@@ -73,7 +73,7 @@ def _with_accuracy(measured: Record) -> list[Case]:
 
 
 def raw(record: Record) -> Record:
-    """What was measured, of a record: `analyse` makes the whole record of it again."""
+    """The record with measurements only; `analyse` derives the rest again."""
     measured = [_raw(case) for case in record.cases]
     return record.but(cases=measured, comparisons=[], noise_floor=NoiseFloor())
 

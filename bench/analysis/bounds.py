@@ -1,7 +1,7 @@
-"""How much wider intervals must be to hold at every look at a run that ends early.
+"""How much wider intervals must be if a run may end early.
 
-Judged by plain 95% intervals at each look, one comparison in ten would be wrong somewhere. Pocock's
-bound (1977), the same at every look, makes all of them hold at once in 95% of runs: they are then
+With plain 95% intervals at each look, one comparison in ten would be wrong at some look. Pocock's
+bound (1977), the same at every look, makes all intervals hold at once in 95% of runs: they are
 repeated confidence intervals (Jennison and Turnbull, 1989).
 """
 
@@ -26,10 +26,10 @@ def bound(looks: Looks, error: float = 0.05) -> float:
 
 
 def crossing(limit: float, looks: Sequence[int]) -> float:
-    """The probability that |Z| exceeds `limit` at one of the looks, where there is no difference.
+    """The probability that |Z| exceeds `limit` at some look although there is no difference.
 
-    The density of the sum of blocks that stayed inside at all looks before is carried from look to
-    look by numerical integration (Armitage, McPherson and Rowe, 1969).
+    The density of sums that stayed inside at all earlier looks is carried from look to look by
+    numerical integration (Armitage, McPherson and Rowe, 1969).
     """
     unit, weights = np.polynomial.legendre.leggauss(NODES)
     edge = limit * looks[0] ** 0.5
@@ -44,15 +44,12 @@ def crossing(limit: float, looks: Sequence[int]) -> float:
 
 @cache
 def confidence(looks: Looks, overall: float = 0.95) -> float:
-    """What each look's interval must cover for all of them to cover at once in `overall`.
-
-    Without looks that is `overall`.
-    """
+    """The confidence that each look's interval needs for all to hold at once with `overall`."""
     if not looks:
         return overall
     return float(1 - 2 * stats.norm.sf(bound(looks, 1 - overall)))
 
 
 def taken(looks: Sequence[int], blocks: int) -> list[int]:
-    """The looks at `blocks` blocks: an end before the next look takes its place."""
+    """The looks of a run of `blocks` blocks: its end replaces later looks."""
     return [look for look in looks if look < blocks] + [blocks]

@@ -1,4 +1,4 @@
-"""The figures of one case, from what was measured of it."""
+"""Derives the figures of one case from its measurements."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ Metrics = dict[str, Metric]
 class Context:
     """What a case is judged by.
 
-    `base`: what it is compared with. `fit`: of its work. `comparison`: with `base`. `looks` and
-    `seed_looks`: numbers of blocks and seeds after which the run was looked at.
+    `base`: the case that it is compared with. `fit`: of its work. `comparison`: with `base`.
+    `looks`, `seed_looks`: numbers of blocks and seeds at which the run was looked at.
     """
 
     base: Case | None = None
@@ -46,7 +46,7 @@ class Context:
     seed_looks: Looks = ()
 
     def step_time(self, case: Case) -> tuple[float, tuple[float, float] | None] | None:
-        """Seconds a step with their interval; None of a case that has no times."""
+        """Seconds per step with their interval; None if the case has no times."""
         if self.fit is None or not case.has_times:
             return None
         if self.looks:
@@ -55,7 +55,7 @@ class Context:
 
 
 def timing(case: Case, context: Context) -> Timing:
-    """First calls and the step's time, beside the samples."""
+    """First calls and step time, with the samples."""
     step, ci = context.step_time(case) or (None, None)
     return case.timing.but(
         cold_first_call_s=_middle(cold.first_call_s for cold in case.cold_starts),
@@ -72,9 +72,9 @@ def _middle(values: Iterable[float | None]) -> float | None:
 
 
 def memory(case: Case) -> Memory | None:
-    """Medians over the cold starts; what each of them had stands in `samples`.
+    """Medians over the cold starts; `samples` has each.
 
-    What is above the imports is their mean, with its 95% interval where it was measured repeatedly.
+    Memory above the imports is a mean, with its 95% interval if it was measured repeatedly.
     """
     starts = [_sizes(cold) for cold in case.cold_starts]
     if not starts:
@@ -99,7 +99,7 @@ def _sizes(cold: ColdStart) -> dict[str, float | None]:
 
 
 def accuracy(case: Case, base: Case | None, tasks: Tasks, looks: Looks = ()) -> Accuracy | None:
-    """The metric over seeds, and how far it is from the baseline's; no figure of it without all."""
+    """The metric over seeds, and its difference from the baseline's; None unless all are there."""
     measured = case.accuracy
     if measured is None or not_finite(case):
         return measured
@@ -108,7 +108,7 @@ def accuracy(case: Case, base: Case | None, tasks: Tasks, looks: Looks = ()) -> 
 
 
 def not_finite(case: Case) -> str | None:
-    """Why a case that was trained has no accuracy: training that diverges has no finite metric."""
+    """Why a trained case has no accuracy: its training diverged."""
     per_seed = case.accuracy.per_seed if case.accuracy else []
     seeds = [str(seed) for seed, value in enumerate(per_seed) if value is None]
     if not seeds:
@@ -125,9 +125,9 @@ def certificate(case: Case) -> Certificate | None:
 
 
 def artifact(case: Case) -> Metrics:
-    """Size of what is deployed, as it is and compressed: of trained weights, if there are any.
+    """Size of the deployed file, as it is and compressed; of trained weights if there are any.
 
-    A file that a probe reports is of the weights that it says.
+    The file that a probe reports has the weights that the probe says.
     """
     probed = {name: case.probed[name] for name in _SIZES if name in case.probed}
     if probed:
@@ -146,7 +146,7 @@ _SIZES = {"artifact": "bytes", "compressed_artifact": "compressed_bytes"}
 
 
 def metrics(case: Case, environment: Environment, context: Context) -> Metrics:
-    """Every other figure by name: derived, counted in the proof, and reported by a probe."""
+    """All other figures by name: derived ones, counts of the proof, and those of a probe."""
     counted = (case.evidence or {}).get("measured", {})
     return {
         **_rates(case, environment, context),

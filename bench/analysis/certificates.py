@@ -1,4 +1,4 @@
-"""Did two cases do the same work? Their losses and initial weights, block by block."""
+"""Whether two cases did the same work, by their losses and initial weights, block by block."""
 
 from __future__ import annotations
 

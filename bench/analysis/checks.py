@@ -1,10 +1,9 @@
-"""What a row keeps where it was not trained to its metric: the loss of a short training, or the
-predictions of a trained model.
+"""Verdicts on rows that were not trained to their metric: a short training's loss, or predictions.
 
-Both are judged by equivalence: "kept" is a difference whose 90% interval lies within the margin
-(two one-sided tests at 5%, Schuirmann, 1987), or one for the better; "lost" one for the worse, by
-its 95% interval; else it can't be told. A loss may differ by 0.05 bits, what predictions have right
-by the task's margin of accuracy.
+Both are tested for equivalence. "kept": the 90% interval lies within the margin (two one-sided
+tests at 5%, Schuirmann, 1987), or shows an improvement. "lost": the 95% interval is worse.
+Otherwise it can't be told. The margin is 0.05 bits for a loss, and the task's margin of accuracy
+for predictions.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ WORDS = {"equivalent": KEPT, "better": KEPT, "worse": LOST}
 
 
 def raw(check: LossCheck | Fidelity | None) -> LossCheck | Fidelity | None:
-    """A check without what is derived of it."""
+    """A check with its measurements only."""
     if check is None:
         return None
     derived = ("difference", "verdict") if isinstance(check, LossCheck) else DERIVED
@@ -45,7 +44,7 @@ DERIVED = ("loss", "points", "verdict")
 
 
 def of_loss(case: Case, base: Case | None) -> LossCheck | None:
-    """The check of a case against that of its baseline, seed by seed.
+    """The check of a case against its baseline's, seed by seed.
 
     A baseline has no verdict, nor has a row whose baseline was not checked.
     """
@@ -72,7 +71,7 @@ def _learned(base: LossCheck) -> bool:
 
 
 def of_predictions(case: Case, tasks: dict[str, TaskFacts]) -> Fidelity | None:
-    """The predictions of a case judged by their loss and by what they have right."""
+    """Predictions of a case judged by their loss and by how many are correct."""
     fidelity = case.fidelity
     if fidelity is None:
         return None
@@ -95,10 +94,10 @@ def _mean(fidelity: Fidelity, level: float) -> AccuracyDifference:
 
 
 def newcombe(fidelity: Fidelity) -> tuple[AccuracyDifference, AccuracyDifference]:
-    """What predictions have right more than the float model's, in points; at 95% and at 90%.
+    """How many points predictions gain over the float model, with 95% and 90% intervals.
 
-    The interval is Newcombe's for paired shares (1998, method 10): Wilson's of both shares, put
-    together by their correlation. It has a width where nothing was lost or gained, too.
+    These are Newcombe's for paired shares (1998, method 10): Wilson's intervals of both shares,
+    combined by their correlation. They have a width even if no prediction changed.
     """
     n, lost, gained = fidelity.samples, fidelity.lost, fidelity.gained
     both = fidelity.right - lost

@@ -1,10 +1,9 @@
-"""Published claims, and what records say of each: it holds here, it does not, or nothing.
+"""Published claims, and whether records confirm them.
 
-A claim stands in `bench/claims.json` with its source and a rule, which names rows of a record, a
-figure, and its bounds. Nothing is judged by hand: a row holds if its whole interval lies within the
-bounds, and fails if all of it lies outside. A claim that names no conditions is judged for large
-models and for small ones apart. A row that several records have counts once, as in the first that
-has its figure; of another class of machine than the first record's, that is said.
+`bench/claims.json` has each claim with its source and a rule: rows of a record, a figure, and its
+bounds. Nothing is judged by hand. A row holds if its whole interval lies within the bounds, and
+fails if all of it lies outside. A claim without conditions is judged separately for large and small
+models. A row that several records have counts once, in the first record that has its figure.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ Names = Annotated[list[Text], Meta(min_length=1)]
 
 
 class Source(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a claim stands."""
+    """Where a claim was published."""
 
     title: Text
     kind: Text
@@ -66,8 +65,8 @@ class Source(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Rule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Which rows answer a claim, by which figure, and within which bounds.
 
-    `read`: how the figure is read. `rows`: whether all have to hold, or any. `against`: another
-    variant than the baseline. `needs`: what a machine must have.
+    `read`: how the figure is read. `rows`: whether all rows have to hold, or any. `against`: the
+    variant to compare with, if not the baseline. `needs`: what a machine must have.
     """
 
     variants: Names
@@ -82,15 +81,15 @@ class Rule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
     needs: str | None = None
 
     def check(self) -> None:
-        """Raise ValueError, with one line, unless it can be judged."""
+        """Raise ValueError with one line if the rule can't be judged."""
         _among(self.figure, (*FIGURES, *METRICS), "figure")
         _among(self.read, READINGS, "read")
         if (self.figure == "accuracy") != (self.read == "difference"):
-            raise ValueError("a difference is read of accuracy, and of nothing else")
+            raise ValueError("read: difference is only for accuracy; give ratio or gain")
         if self.read == "value" and self.figure in FIGURES:
-            raise ValueError(f"{self.figure} is read against a baseline; give ratio or gain")
+            raise ValueError(f"read: {self.figure} needs a baseline; give ratio or gain")
         if self.at_least is None and self.at_most is None:
-            raise ValueError("no bound: give at_least, at_most or both")
+            raise ValueError("give at_least, at_most or both")
         if self.low > self.high:
             raise ValueError("at_least is above at_most")
         _among(self.rows, ROWS, "rows")
@@ -109,9 +108,9 @@ class Rule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
 
 
 class Claim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What somebody published of a technique, and the rule by which it is judged.
+    """A published statement about a technique, and the rule by which it is judged.
 
-    `quoted`: whether `wording` is the source's own.
+    `quoted`: whether `wording` is a quotation.
     """
 
     id: Text
@@ -126,7 +125,7 @@ class Claim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def of_any_size(self) -> bool:
-        """Whether it is of models of any size: it names no conditions, and its rule no task."""
+        """Whether it is about models of any size: it names no conditions, and its rule no task."""
         return self.conditions.lower().startswith(NO_CONDITIONS) and not self.rule.tasks
 
 
@@ -140,21 +139,21 @@ class Ledger(Struct, frozen=True):
 
 
 def load_ledger(path: Path = LEDGER) -> list[Claim]:
-    """The claims, in the order of the file; ValueError, with one line, where it is not sound."""
+    """The claims in a file, in its order. ValueError with one line if the file is wrong."""
     try:
         return read_ledger(path.read_bytes())
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
+        raise ValueError(f"{path} can't be read ({error.strerror})") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
 def read_ledger(text: bytes) -> list[Claim]:
-    """The claims of a ledger that can all be judged and are told apart; ValueError for others."""
+    """The claims in JSON text. ValueError if one can't be judged, or two have one id."""
     try:
         claims = msgspec.json.decode(text, type=Ledger).claims
     except msgspec.ValidationError as error:
-        raise ValueError(f"no sound ledger of claims: {in_words(error)}") from None
+        raise ValueError(f"not a list of claims: {in_words(error)}") from None
     except msgspec.DecodeError as error:
         raise ValueError(f"not JSON ({error})") from None
     seen = set()
@@ -185,7 +184,7 @@ def _among(value: Any, known: Any, what: str) -> None:
 class Answer:
     """A row that answers a claim: its case, its figure, and its verdict with the reason.
 
-    `machine`: its class, where that is not the first record's.
+    `machine`: its class, if that is not the first record's.
     """
 
     case: Case
@@ -202,7 +201,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim, its verdict, the reason where it is open, and the rows, what decides first."""
+    """A claim, its verdict, the reason if it is open, and its rows, the deciding ones first."""
 
     claim: Claim
     verdict: str
@@ -211,7 +210,7 @@ class Judged:
 
     @property
     def shown(self) -> Answer | None:
-        """The row that decides, or that has a figure at least."""
+        """The row that decides, or else one that has a figure."""
         return next((row for row in self.rows if row.figure), None)
 
     @property
@@ -222,7 +221,7 @@ class Judged:
 
 
 def judge(records: list[Record], claims: list[Claim]) -> list[Judged]:
-    """Each claim by the records alone."""
+    """The verdict on each claim by these records."""
     tables = [Table(record) for record in records]
     return [_judged(claim, tables) for claim in claims]
 

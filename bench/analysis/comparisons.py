@@ -1,9 +1,9 @@
-"""The ratios of a record and their verdicts, and what they say of the run's noise.
+"""The ratios of a record, their verdicts, and the noise of the run.
 
-Compared are cases of one piece of work, whatever their technique: each with the baseline of its
-technique in its framework, or with the variant that it names ("baseline", "control" for the same
-work once more), with its twin ("framework"), and the fastest rows of both frameworks that keep
-accuracy.
+Cases of the same piece of work are compared, whatever their technique: each with its baseline or
+the variant that it names ("baseline"; "control" if that is the same work), and with the same
+variant in the other framework ("framework"). Also compared are the fastest rows of both frameworks
+that keep accuracy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BEST = "best: "  # begins the name of a comparison of the best of both
 
 
 def samples(cases: list[Case]) -> dict[Work, Samples]:
-    """What was sampled of each piece of work, by program."""
+    """The samples of each piece of work, by program."""
     by_work: dict[Work, Samples] = {}
     for case in cases:
         if case.has_times:
@@ -40,13 +40,13 @@ def samples(cases: list[Case]) -> dict[Work, Samples]:
 
 
 def fits(cases: list[Case]) -> Fits:
-    """The times of each piece of work, by program."""
+    """The fitted times of each piece of work, by program."""
     return {work: fit(by_program) for work, by_program in samples(cases).items()}
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two cases that are compared, and as what."""
+    """Two cases to compare, and the kind of comparison."""
 
     kind: str
     name: str
@@ -55,7 +55,7 @@ class Pair:
 
     @property
     def noise(self) -> tuple:
-        """Whose noise is of its kind: pairs of the same frameworks, and controls by themselves."""
+        """The kind of its noise: pairs of the same frameworks share one, controls have another."""
         return (self.kind == "control", self.top.framework, self.bottom.framework)
 
 
@@ -64,7 +64,7 @@ def compare_all(
 ) -> list[Comparison]:
     """Every ratio of a record, once.
 
-    `looks`: numbers of blocks, and `seed_looks` of seeds, after which who is decided leaves.
+    `looks`, `seed_looks`: numbers of blocks and of seeds after which decided cases leave.
     """
     made = []
     for work, times in fits.items():
@@ -132,7 +132,7 @@ def _compared(times: Fit, pairs: list[Pair], looks: Looks) -> list[Comparison]:
 def side_by_side(
     times: Fit, sides: dict[str, str], looks: Looks = ()
 ) -> dict[tuple[str, str], Ratio]:
-    """The ratio of each two programs of a piece of work, by their names, both ways round.
+    """The ratio of any two programs of a piece of work, by their names, both ways.
 
     `sides`: the framework of each program.
     """
@@ -201,7 +201,7 @@ def _flag_accuracy(
 
 
 def noise_floor(cases: list[Case], comparisons: list[Comparison]) -> NoiseFloor:
-    """How well this run can tell things apart, and what the harness costs."""
+    """How small a difference this run can tell, and what the harness costs."""
     by_id = {case.id: case for case in cases}
     bounds = [c.ci for c in comparisons if c.ci and c.kind != "control"]
     halves = [(high / low) ** 0.5 - 1 for low, high in bounds]

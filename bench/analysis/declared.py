@@ -1,9 +1,9 @@
-"""What benchmark files declare of a row, in records that were written before records said so.
+"""Adds to older records what benchmark files declare of a row today.
 
 A run writes `price`, `stacking`, `remedies` and `against` of each row into its record. Older
-records get them here when they are read, from today's benchmark file of their technique. A row that
-it no longer has gets the technique's price and is in no stack; a technique that is gone has no
-price. Titles of old rows did not name the runtime of each framework: those get today's.
+records get them when they are read. A row that its benchmark file no longer has gets the
+technique's price and is in no stack; a technique that no longer exists has no price. Titles are
+today's, too: old ones did not name the runtime.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who leaves a run after a look at it: those about whom nothing more is to be decided."""
+"""Which cases leave a run early, because nothing about them is left to decide."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ WIDEST = 0.06  # half the interval of a ratio that is decided: who has a wider o
 
 
 def leaving(measured: Record) -> set[str]:
-    """The ids of the cases whose comparisons with baseline and twin are all decided.
+    """The ids of the cases whose comparisons with baseline and other framework are all decided.
 
-    A program stays for as long as one of the cases that show it does. Baselines and controls stay,
-    and everyone in a run whose blocks were fixed.
+    A program stays as long as one of its cases does. Baselines and controls stay. Nobody leaves a
+    run with a fixed number of blocks.
     """
     if not measured.looks:
         return set()
@@ -54,7 +54,7 @@ def accuracy_decided(
     more_is_better: bool,
     looks: Looks,
 ) -> bool:
-    """Whether more seeds would decide nothing: the verdict on accuracy stands at this look."""
+    """Whether the verdict on accuracy is final at this number of seeds."""
     difference = compare_accuracy(
         values, baseline, margin=margin, more_is_better=more_is_better, looks=looks
     )

@@ -22,5 +22,5 @@ def families() -> dict[str, str]:
 
 
 def family_of(technique: str) -> str:
-    """The family of a technique; one that is not known (any more) is of the first."""
+    """The family of a technique; the first family if the technique is unknown."""
     return families().get(technique, FAMILIES[0])

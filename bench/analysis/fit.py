@@ -1,20 +1,19 @@
-"""From samples to one time for each case, from which all ratios of a piece of work follow.
+"""From samples to one time per case, from which all ratios of a piece of work follow.
 
-Three steps, each of them additive in logarithms, so that a time divided by another is their ratio:
+The three steps are additive in logarithms, so times divided by each other are the ratios:
 
-1. Within a block of a match a contender's time is the mean of its fastest third of rounds. What
-   else runs on a machine, or beside it on its host, only ever makes a sample slower, and it hits
-   some rounds of each contender and not others. On seven published records (412 pairs) a pair's log
-   ratio scatters between blocks with an sd of 1.9% to 4.5%, the median of its log ratios within
-   rounds with 2.4% to 6.3%; it is smaller on six of them, and 2.8% against 2.7% on the seventh. On
-   the record that was measured after this was settled it is 3.7% against 5.6%. The first rounds,
-   which are slower, need no rule of their own. A cost that comes only every so many steps counts as
-   far as it falls within a sample.
-2. Where a piece of work was split over several matches, those who play in more than one, the
-   baselines, join them: their ratios in the first match stand, and who comes new is placed beside
-   them, as far from their mean as it was in its own match. How fast the machine was in the block
-   is the median of its matches, so that one that was disturbed as a whole moves no time.
-3. Over blocks: the mean, or where a case lacks some, the least-squares fit of blocks and cases.
+1. Within a block, a contender's time is the mean of its fastest third of rounds. Other programs
+   only make a sample slower, and hit some rounds of each contender. On seven published records (412
+   pairs) a pair's log ratio scatters between blocks with an sd of 1.9% to 4.5%, and the median of
+   log ratios within rounds with 2.4% to 6.3%; the mean is better on six records, and 2.8% against
+   2.7% on the seventh. On a record measured after this choice it is 3.7% against 5.6%. Slow first
+   rounds need no extra rule. A cost that comes only every so many steps counts as far as it falls
+   within a sample.
+2. If a piece of work was split over several matches, the baselines, which are in all of them, join
+   them: their ratios in the first match stay, and a new case is placed as far from their mean as in
+   its match. The machine's speed in a block is the median of its matches, so that one disturbed
+   match moves no time.
+3. Over blocks it is the mean, or, if a case lacks some, the least-squares fit of blocks and cases.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Samples = dict[str, dict[int, dict[int, list[float]]]]  # by case, match and blo
 
 
 def undisturbed(samples: list[float]) -> float:
-    """Seconds a step in a block, from the samples of its rounds."""
+    """Seconds per step in a block, from the samples of its rounds."""
     count = max(FEWEST, round(len(samples) / FASTEST))
     return float(np.mean(sorted(samples)[:count]))
 
@@ -47,9 +46,9 @@ def block_times(samples: dict[str, list[float]]) -> dict[str, float]:
 class Fit:
     """Log times by block and case, and of each case over all blocks.
 
-    Cases that share no match, nor are joined by others that do, belong to different `groups` in a
-    block, and are not compared there. `levels`: how much faster the machine was in a block than in
-    the group's first match, in whose speed its times stand: ratios know nothing of it.
+    Cases that share no match, directly or through others, belong to different `groups` of a block
+    and are not compared there. `levels`: how much faster the machine was in a block than in the
+    group's first match. Times are at that match's speed; ratios do not depend on it.
     """
 
     blocks: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -58,7 +57,7 @@ class Fit:
     levels: dict[int, dict[int, float]] = field(default_factory=dict)
 
     def time(self, case: str) -> tuple[float, tuple[float, float] | None]:
-        """Seconds a step: the geometric mean over blocks, and its 95% interval."""
+        """Seconds per step: the geometric mean over blocks, and its 95% interval."""
         levels = self._levels(case)
         played = [t[case] - levels[b] for b, t in self.blocks.items() if case in t]
         interval = verdicts.t_interval(played)
@@ -69,9 +68,9 @@ class Fit:
         return exp(center), (exp(center - half), exp(center + half))
 
     def time_at_looks(self, case: str, level: float) -> tuple[float, tuple[float, float] | None]:
-        """Seconds a step, of one that may have left before others did.
+        """Seconds per step of a case that may have left early.
 
-        The machine's speed was seen in all blocks, what is the case's own in those that it played.
+        All blocks tell the machine's speed; the case's blocks tell the rest.
         """
         speed = {
             b: float(np.mean([t[n] - self.pooled[n] for n in t])) for b, t in self.blocks.items()
@@ -98,12 +97,12 @@ class Fit:
         }
 
     def ratio(self, top: str, bottom: str) -> verdicts.Ratio | None:
-        """The time of one case in that of another; None where no block has both."""
+        """The time of one case over that of another; None if no block has both."""
         each = self.log_ratios(top, bottom)
         return verdicts.compare(each) if each else None
 
     def log_ratios(self, top: str, bottom: str) -> list[float]:
-        """Those of the blocks that have both, about the ratio of their times over all blocks."""
+        """The log ratios of the blocks that have both, centred on the ratio over all blocks."""
         measured = [self.blocks[b][top] - self.blocks[b][bottom] for b in self.shared(top, bottom)]
         if not measured:
             return []
@@ -116,7 +115,7 @@ class Fit:
         return [block for block, g in groups if top in g and g[top] == g.get(bottom)]
 
     def first(self, count: int) -> Fit:
-        """The fit of the first blocks alone."""
+        """The fit of only the first blocks."""
         blocks = {block: times for block, times in self.blocks.items() if block < count}
         if len(blocks) == len(self.blocks):
             return self

@@ -1,7 +1,7 @@
-"""The class of a machine: what of it decides a figure, in words, and what sets two apart.
+"""The class of a machine: which of its properties decide figures, and how two machines differ.
 
-Machines of one class give the same answers. Records of before lack some of what is measured now:
-what is not known is not said, and sets no two machines apart.
+Machines of one class give the same answers. Older records lack some properties. An unknown property
+is not shown, and does not make two machines differ.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def slug(environment: Environment) -> str:
 
 
 def same_class(a: Environment, b: Environment) -> bool:
-    """Whether both are machines of one class, as far as both are known."""
+    """Whether both are machines of one class, as far as is known."""
     kinds = [(_kind(one), one.isa_limits, sharing(one)) for one in (a, b)]
     known = all(_agree(x, y) for x, y in zip(kinds[0][0], kinds[1][0], strict=True))
     shared = _agree(kinds[0][2], kinds[1][2])
@@ -53,9 +53,9 @@ def same_class(a: Environment, b: Environment) -> bool:
 def differences(
     a: Environment, b: Environment, *, new: str = "the new machine", before: str = "before"
 ) -> list[str]:
-    """How machine `b` differs from `a`, a sentence each, what matters most first.
+    """How machine `b` differs from `a`, one sentence each, the most important first.
 
-    `new`: what `b` is called. `before`: what follows a figure of `a`.
+    `new`: what `b` is called. `before`: the word for `a`, after its figures.
     """
     devices = [_gpu(one) or "the CPU" for one in (a, b)]
     sentences = (
@@ -100,13 +100,12 @@ def differences(
 
 
 def sharing(environment: Environment) -> str | None:
-    """How the processors that are used lie on cores: "two threads of one core", "two cores".
+    """How the processors in use share cores: "two threads of one core", "two cores".
 
-    As the system tells where it says that they share cores. Else as measured: they do if all
-    threads together compute at most `SHARED` of what so many cores would, and yet go through chains
-    of operations that wait for one another as fast as so many cores: threads of one core share
-    its units, and not their waiting. Where they do neither, they are given less time than is told.
-    Where other programs used the cores meanwhile, nothing is known.
+    By the system, if it reports shared cores. Else by measurement: processors are threads of one
+    core if together they compute at most `SHARED` of what as many cores would, but run chains of
+    dependent operations as fast. If they do neither, the machine gives them less time than it
+    reports. Unknown if other programs used the cores meanwhile.
     """
     threads, cores = environment.threads, environment.cores
     if not threads or threads == 1:
@@ -127,7 +126,7 @@ def sharing(environment: Environment) -> str | None:
 
 
 def is_disturbed(environment: Environment) -> bool:
-    """Whether others took more of the cores, while the machine was measured, than figures allow."""
+    """Whether other programs used too much of the cores while the machine was measured."""
     return (environment.disturbed or 0) > MOST_OTHERS
 
 
@@ -142,7 +141,7 @@ def product(environment: Environment, dtype: str) -> float | None:
 
 
 def changed_at_end(environment: Environment) -> str | None:
-    """That the machine was another one when the run ended, in a line; None where it was not."""
+    """One line if the machine had another speed at the end of the run, else None."""
     start, end = (_best(p) for p in (environment.products, environment.products_at_end))
     if not (start and end and start.all and end.all) or is_disturbed(environment):
         return None
@@ -244,7 +243,7 @@ def _agree(old: object, new: object) -> bool:
 
 
 def same_speed(a: float, b: float) -> bool:
-    """Whether two speeds are those of one class."""
+    """Whether two speeds belong to one class."""
     return max(a, b) <= SAME_SPEED * min(a, b)
 
 

@@ -1,4 +1,4 @@
-"""What a case is compared with, and whose figures it shows."""
+"""Which case each case is compared with, and whose measurements it shows."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ SHOWN = ("timing", "blocks", "cold_starts", "loss_check", "fidelity")  # a progr
 
 
 def resolved(cases: Sequence[Case]) -> list[Case]:
-    """The cases, with the times and memory of their program where it is another's.
+    """The cases with the times and memory of the program that was measured for them.
 
-    Its training is no part of a program. What a probe finds is, where nothing is timed.
+    Training belongs to the case, not to the program. So does a probe's result, unless nothing is
+    timed.
     """
     by_id = {case.id: case for case in cases}
     return [_shown(case, by_id.get(case.program_id, case)) for case in cases]
@@ -31,9 +32,9 @@ def _shown(case: Case, program: Case) -> Case:
 
 
 def compared_with(case: Case, cases: Sequence[Case]) -> Case | None:
-    """What its time, memory and size are compared with: its baseline, or what `against` names.
+    """The case that time, memory and size are compared with: the baseline, or `against`.
 
-    None for the baseline itself, and where what it names did not run.
+    None for a baseline, and if that case did not run.
     """
     if case.against is None:
         return baseline(case, cases)
@@ -41,14 +42,14 @@ def compared_with(case: Case, cases: Sequence[Case]) -> Case | None:
 
 
 def variant_of(case: Case, variant: str, cases: Sequence[Case]) -> Case | None:
-    """Another variant of its technique and framework at the same work; None where none ran."""
+    """Another variant of its technique and framework at the same work; None if it did not run."""
     same = (case.technique, case.work, case.side, "OK")
     named = (other for other in cases if other.variant == variant)  # the others cost more
     return next((o for o in named if (o.technique, o.work, o.side, o.status) == same), None)
 
 
 def baseline(case: Case, cases: Sequence[Case]) -> Case | None:
-    """The baseline of its technique and framework, to which accuracy is held; None for itself."""
+    """The baseline of its technique and framework, also for accuracy; None for a baseline."""
     for other in cases:
         if other.role != "baseline" or other.technique != case.technique:
             continue  # most of them, told by what costs least

@@ -1,16 +1,16 @@
-"""Which passes of a run count: those in which the machine was the same, by a rule set beforehand.
+"""Which passes of a run count: those with the machine at the same speed, by a rule set in advance.
 
-Before and after each pass a sentinel measures how fast the machine is, and its device where that is
-no CPU. Two speeds are the same where they differ by no more than `SAME_SPEED`, as those of machines
-of one class do. The rule holds for the machine and for the device:
+Before and after each pass, a fixed computation measures the speed of the machine, and of the GPU if
+there is one. Two speeds are the same if they differ by no more than the factor `SAME_SPEED`, which
+also defines a class of machines. The rule holds for the machine and for the GPU:
 
-1. A pass under which the machine changed, whose two speeds are not the same, is played again at
-   once, one time. What it had before is dropped.
-2. Of all passes those count that have the speed which most blocks have; of two speeds that equally
-   many have, the faster one. The others are left out, and so is a pass under which the machine
-   changed both times. Where it changed under every pass, all count, and the report says so.
+1. If the speeds before and after a pass are not the same, the pass is repeated at once, one time.
+   The first try is dropped.
+2. The passes at the speed of most blocks count; of two equally frequent speeds, the faster one. The
+   others are left out, as is a pass whose speed changed both times. If the speed changed in every
+   pass, all count, and the report says so.
 
-The sentinel knows no sample and no ratio, so that nobody can choose passes by what they show.
+The rule sees no sample and no ratio, so no pass is chosen by its result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MACHINE, DEVICE = ("before", "after"), ("device_before", "device_after")  # entr
 
 
 def changed(played: Pass) -> bool:
-    """Whether the machine or its device changed under a pass."""
+    """Whether the speed of the machine or the GPU changed during a pass."""
     both = [_speeds(played, what) for what in (MACHINE, DEVICE)]
     return any(len(speeds) == 2 and not same_speed(*speeds) for speeds in both)
 
@@ -36,7 +36,7 @@ def left_out(passes: Sequence[Pass]) -> set[tuple[int, int]]:
 
 
 def said(passes: Sequence[Pass]) -> str | None:
-    """When the machine changed, how, and what became of it, in a line; None where it did not."""
+    """One line about when and how the machine changed and what followed; None if it did not."""
     out, again = _left_out(passes), [played for played in passes if played.again]
     unsteady = [played for played in passes if changed(played)]
     if not (out or again or unsteady):

@@ -1,18 +1,16 @@
-"""One record of several runs on machines of one class, whose intervals hold for other runs too.
+"""Pools runs on machines of one class into one record, whose intervals hold for other runs, too.
 
-The unit of replication is the run: what its blocks scatter by says nothing of how far another run
-would be from it. So each run gives one estimate of a row's time, a block of the pooled record, and
-the analysis judges these as it judges blocks. A ratio is the mean of the runs' log ratios with
-Student's t-interval over runs, that is the random-effects interval of Hartung and Knapp (2001) with
-equal weights; ratios of one kind share what is known of their variance, see `sequential`.
+The unit of replication is the run: the scatter of its blocks does not tell how far another run
+would be away. So each run gives one estimate of a row's time, which is one block of the pooled
+record. The analysis then judges runs as it judges blocks. A ratio is the mean of the runs' log
+ratios with Student's t-interval over runs: the random-effects interval of Hartung and Knapp (2001)
+with equal weights. Ratios of one kind share their variance, see `sequential`.
 
-Of peaks of memory, first calls and what probes report each run has one figure as well, and their
-scatter is that over runs. Metrics of training are the means of a seed over runs: all runs train
-with the same seeds, so that their number, and not that of the runs, makes the interval. A ratio
-that only one run has stays as that run has it. Two rows are the same work where the certificates
-of the runs say so, by the rule for blocks. Counts, sizes of files and proofs are those of the
-newest run. Left out are the samples of single steps, loads and interruptions, as well as rows
-that run with other settings than the newest run's, which are other programs.
+Peak memory, first calls and probes have one figure per run, too. Metrics of training are means of a
+seed over runs: all runs use the same seeds, so the number of seeds makes the interval. A ratio that
+only one run has is that run's. Two rows are the same work if the runs' certificates say so, by the
+rule for blocks. Counts, file sizes and proofs are those of the newest run. Left out are samples of
+single steps, loads, interruptions, and rows whose settings differ from the newest run's.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ Rows = dict[str, list[Case | None]]  # by id: the same program in each run
 
 
 def by_class(records: Sequence[Record]) -> list[list[Record]]:
-    """The records of each class of machine, in their order; each two of a class are alike."""
+    """The records grouped by class of machine, in their order; any two of a group are alike."""
     classes: list[list[Record]] = []
     for record in records:
         fitting = [c for c in classes if all(_alike(record, one) for one in c)]
@@ -54,9 +52,9 @@ def _alike(record: Record, other: Record) -> bool:
 
 
 def pool(records: Sequence[Record]) -> Record:
-    """The record of several runs on one class of machine; one that is alone stays as it is.
+    """The record of several runs on one class of machine; a single record is returned unchanged.
 
-    Raises ValueError, with one line, for runs of several classes, pooled ones and unequal matters.
+    Raises ValueError with one line if the runs can't be pooled.
     """
     if len(records) == 1:
         return records[0]
@@ -90,13 +88,13 @@ def _check(records: Sequence[Record]) -> None:
     for first, other in combinations(records, 2):
         if not _alike(first, other):
             apart = differences(first.environment, other.environment)[0]
-            raise ValueError(f"runs on several classes of machine are not pooled: {apart}")
+            raise ValueError(f"runs on different classes of machine can't be pooled: {apart}")
         if first.pooled or other.pooled:
-            raise ValueError("one of the records is pooled already: give the runs themselves")
+            raise ValueError("one of the records is pooled already: give its runs")
         if other.environment.model != first.environment.model:
-            raise ValueError("the runs are not of the same file: they are not pooled")
+            raise ValueError("runs of different files can't be pooled: give runs of one file")
     if len({record.started for record in records}) < len(records):
-        raise ValueError("a run is given twice: it would count as two")
+        raise ValueError("a run is given twice: give each once")
 
 
 def _environment(runs: Sequence[Record]) -> Environment:

@@ -1,7 +1,7 @@
-"""Questions that a reader asks, and what the ranking answers: each is a filter of it.
+"""The questions of a reader, each answered by a filter of the ranking.
 
-What to use for each aim in each framework and which is ahead, the rows of the whole record that
-gain, which techniques pay, and which address what holds a step back.
+They are: what to use for each aim, which framework is ahead, which rows gain, which techniques pay,
+and which address a bottleneck.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from bench.record import FRAMEWORKS, Record
 
 @dataclass(frozen=True)
 class Question:
-    """A question: which goals answer it, at which kinds of work.
+    """A question: the goals that answer it, and the kinds of work.
 
     `aim`: what is wanted, in two or three words.
     """
@@ -80,10 +80,10 @@ QUESTIONS = (
 class Answer:
     """A question at one piece of work: its ranking in each framework, and how the best compare.
 
-    `between`: what PyTorch's best takes over what TensorFlow's takes; of accuracy the difference in
-    points. `main`: of the works with models of its size (of its task, for accuracy; predictions of
-    one sample apart from those of a batch) the one with most rows that keep accuracy, whatever came
-    out; where that tells nothing, also the next that does.
+    `between`: PyTorch's best over TensorFlow's best; for accuracy the difference in points. `main`:
+    for models of this size (for accuracy: for this task; predictions of one sample and of a batch
+    separately) the piece of work with most rows that keep accuracy, whatever the result. If that
+    can't tell, also the next one that can.
     """
 
     question: Question
@@ -95,12 +95,12 @@ class Answer:
 
     @property
     def provisional(self) -> bool:
-        """Whether nothing but one block's times decides."""
+        """Whether only the times of one block decide."""
         return any(side.aim.provisional for side in self.sides.values())
 
     @property
     def ahead(self) -> str | None:
-        """The framework that was shown to be ahead."""
+        """The framework that was shown to be ahead, if any."""
         if self.between is None:
             return None
         if is_worse(self.goal.figure, self.between):
@@ -108,7 +108,7 @@ class Answer:
         return "pt" if is_better(self.goal.figure, self.between) else None
 
     def seen_from(self, framework: str) -> Figure:
-        """What that framework's best takes over what the other's takes."""
+        """The figure of that framework's best over the other's."""
         between = self.between
         if framework == "pt":
             return between
@@ -118,14 +118,14 @@ class Answer:
 
     @property
     def tells(self) -> bool:
-        """Whether something gains in either framework, be it at an unknown price."""
+        """Whether something gains in one of the frameworks, with or without loss of accuracy."""
         return any(not s.best.is_baseline or s.tempting for s in self.sides.values())
 
 
 def answers(record: Record, of: list[Work] | None = None) -> list[Answer]:
     """Every question with its works: large models first, then by how many rows keep accuracy.
 
-    `of`: the record's works, where they are known.
+    `of`: the record's works, if they are known.
     """
     grouped = _paired(works(record) if of is None else of)
     made = []
@@ -204,10 +204,10 @@ FIGURES = tuple(name for name in COMPARED if name not in (FIRST_CALL, START))
 
 @dataclass(frozen=True)
 class Cost:
-    """What a technique costs beside its time: known from the code and the zoo of models.
+    """What a technique costs besides time, from its code and from the zoo of models.
 
-    `lines` of code to copy, of its own file and what goes with it; `packages` that it imports
-    beside its framework; of how many `models` it refuses some (None where that was not recorded).
+    `lines`: code to copy, with the files that go with it. `packages`: imported besides the
+    framework. `refused`: how many of `models` it refuses (None if that was not recorded).
     """
 
     lines: int
@@ -218,7 +218,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Priority:
-    """A technique in one framework: its rows, each with its work, and what it costs."""
+    """A technique in one framework: its rows, each with its work, and its cost."""
 
     technique: str
     framework: str
@@ -238,7 +238,7 @@ class Priority:
 
 
 def priorities(record: Record, costs: dict[tuple[str, str], Cost]) -> list[Priority]:
-    """A line for each technique and framework, by the share of rows that pay."""
+    """One entry per technique and framework, ordered by the share of rows that pay."""
     places = {case.id: place for place, case in enumerate(record.cases)}
     every = [(work, row) for work in works(record) for row in _changes(work)]
     grouped: dict[tuple[str, str], list[tuple[Work, Row]]] = {}
@@ -256,7 +256,7 @@ def _changes(work: Work) -> list[Row]:
 
 
 def by_bound(rows: list[Row], name: str) -> list[Row]:
-    """The rows that gain, by the bound that is nearest to no gain."""
+    """The rows that gain, ordered by the bound nearest to no gain."""
     gaining = [row for row in rows if row.gains(name)]
     if name in MORE_IS_BETTER:
         return sorted(gaining, key=lambda row: -row.ratios[name].low)
@@ -265,11 +265,11 @@ def by_bound(rows: list[Row], name: str) -> list[Row]:
 
 @dataclass(frozen=True)
 class Leaf:
-    """Where the path ends: the rows that gain, the largest gain first, and how many do not.
+    """The end of a path: the rows that gain, the largest gain first, and how many do not.
 
-    `large`: of which models; None where that makes no difference. `unproven` have a figure, and
-    were not shown to gain; `once` have one without an interval; `refused` would gain, but were not
-    shown to keep accuracy.
+    `large`: size of the models; None if that makes no difference. `unproven`: rows with a figure
+    that were not shown to gain; `once`: with a figure without an interval; `refused`: would gain,
+    but were not shown to keep accuracy.
     """
 
     question: Question
@@ -283,7 +283,7 @@ class Leaf:
 
 
 def path(record: Record) -> list[tuple[Question, list[Leaf]]]:
-    """Every question, and where it ends: nowhere, where no row has a figure."""
+    """Every question with its leaves; none if no row has a figure."""
     every = works(record)
     made = []
     for question in QUESTIONS:
@@ -343,7 +343,7 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class Remedy:
-    """A row that gains and addresses a bottleneck."""
+    """A row that gains, and addresses a bottleneck."""
 
     work: Work
     goal: Goal
@@ -360,8 +360,8 @@ def remedies(
 ) -> list[Remedy]:
     """Rows of a framework that address a bottleneck and gain, the largest gain first.
 
-    A row of a technique is the best one for each piece of work. of_prediction: whether that of a
-    prediction is meant, and not that of a train step.
+    Each technique gives its best row per piece of work. of_prediction: whether predictions are
+    meant, not train steps.
     """
     name, kinds = REMEDIES[bottleneck]
     if of_prediction and TRAIN in kinds:

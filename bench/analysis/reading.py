@@ -23,9 +23,9 @@ def load(path: str | Path) -> Record:
         text = file.read_bytes()
     except FileNotFoundError:
         run = "pytest bench/ --benchmark-only"
-        raise ValueError(f"{file}: there is no record; a run writes one: {run}") from None
+        raise ValueError(f"{file}: no such record; make one with: {run}") from None
     except OSError as error:
-        raise ValueError(f"{file}: cannot be read ({error.strerror})") from None
+        raise ValueError(f"{file} can't be read ({error.strerror})") from None
     try:
         record = decode(text)
     except ValueError as error:

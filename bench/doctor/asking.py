@@ -23,7 +23,7 @@ from shared.onednn import VARIABLE
 
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "KINETO_LOG_LEVEL": "99", "PYTHONUNBUFFERED": "1"}
 MISSING = "ModuleNotFoundError: No module named "
-LEFT_OUT = "its checks are left out"
+LEFT_OUT = "it is not checked"
 RUNTIMES_S = 8.0
 
 
@@ -51,7 +51,7 @@ def facts(framework: str, path: Path | None, clock: Clock, share: float) -> tupl
     told = decoded(out)
     why, title = "", FRAMEWORKS[framework]
     if code is None:
-        why = f"{title} was stopped before its last checks: the time was over"
+        why = f"{title} was stopped before its last checks: time was over"
     elif code:
         last = error.strip().splitlines()[-1:] or [f"it ended with status {code}"]
         missing = last[0].startswith(MISSING)

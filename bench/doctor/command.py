@@ -72,11 +72,11 @@ def main(arguments: list[str] | None = None) -> int:
     threads = {FRAMEWORKS[side]: f.pools.threads for side, f in known.items() if f.pools}
     threads |= {name: {"intra-op": count} for name, count in runtimes.items()}
     remarks += [
-        f"{n} was not seen: {why}" for facts in known.values() for n, why in facts.skipped.items()
+        f"{n} not checked: {why}" for facts in known.values() for n, why in facts.skipped.items()
     ]
     attempt = watch.stop()
     if busy := machine.busy(attempt.others):
-        remarks.append(f"{busy}: times scatter, ask again when it is quiet")
+        remarks.append(f"{busy}: times are noisy, run this again when it is quiet")
     seconds = attempt.seconds
     if given.json:
         told = {"findings": [asdict(one) for one in findings], "remarks": remarks}
@@ -117,7 +117,7 @@ def text(
     looked = f"{hosts.words(here)}; threads: {', '.join(pools) or 'not known'}; {seconds:.0f} s"
     head = f"{len(wrong)} found" if wrong else "Nothing found"
     if not whole:
-        head += ", but not all was looked at"
+        head += ", but not everything was checked"
     told = [f"{head} ({looked})"]
     for finding in findings:
         told += lines(finding)

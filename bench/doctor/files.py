@@ -1,4 +1,4 @@
-"""A user's file as far as it can be known without running it."""
+"""What a user's file defines and imports, without running it."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ MODULES = {"torch": "pt", "torchvision": "pt", "tensorflow": "tf", "keras": "tf"
 
 
 def read(path: Path) -> ast.Module:
-    """A file's code, which is not run. Raises ValueError where it is none."""
+    """The syntax tree of a file. Raises ValueError if it is not Python."""
     try:
         return ast.parse(path.read_text("utf-8"))
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
+        raise ValueError(f"{path} can't be read ({error.strerror})") from None
     except SyntaxError as error:
         raise ValueError(f"{path}:{error.lineno}: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError) as error:  # no UTF-8, or nested too deep
-        raise ValueError(f"{path}: is no Python: {error or type(error).__name__}") from None
+        raise ValueError(f"{path} is not a Python file: {error or type(error).__name__}") from None
 
 
 def check_make(path: Path) -> None:
-    """Raise ValueError where a file has no `make`, before it is run: it may train for hours."""
+    """Raise ValueError if a file has no `make`, without running it: it may train for hours."""
     defined = names(read(path).body)
     if defined & {"make", "*"}:
         return
     if defined & set(MAKERS.values()):
         raise ValueError(
-            f"{path} is a file for twinbench try, which diagnoses its step, too: "
+            f"{path} is a file for twinbench try, which diagnoses it with: "
             f"twinbench try {shlex.quote(str(path))} --technique bottleneck"
         )
     raise ValueError(f"{path} has no function make() that returns (step, batches): write one")
 
 
 def framework_of(path: Path, asked: str | None = None) -> str:
-    """The framework that a file imports, or the one asked for where that is not said by it.
+    """The framework that a file imports, or the one asked for if it imports both or none.
 
-    Raises ValueError where it is none, or both, or another than asked for.
+    Raises ValueError if that leaves it open, or if it imports only the other.
     """
     imported = {
         (alias.name if isinstance(node, ast.Import) else node.module or "").partition(".")[0]
@@ -52,11 +52,11 @@ def framework_of(path: Path, asked: str | None = None) -> str:
     if asked and (asked in frameworks or not frameworks):
         return asked
     if len(frameworks) != 1:
-        said = "both torch and tensorflow" if frameworks else "neither torch nor tensorflow"
-        raise ValueError(f"{path} imports {said}: say which with --framework")
+        what = "both torch and tensorflow" if frameworks else "neither torch nor tensorflow"
+        raise ValueError(f"{path} imports {what}: choose with --framework")
     (framework,) = frameworks
     if asked:
-        raise ValueError(f"{path} is of {FRAMEWORKS[framework]} alone: leave --framework out")
+        raise ValueError(f"{path} imports {FRAMEWORKS[framework]} only: leave out --framework")
     return framework
 
 
@@ -70,7 +70,7 @@ def sides_of(path: Path, asked: str | None = None) -> list[str]:
     file = look(path)
     sides = [side for side in file.sides if file.maker(side) != KERAS]
     if not sides:
-        raise ValueError(f"{path} has keras() alone: twinbench try measures it on both backends")
+        raise ValueError(f"{path} has keras() only: twinbench try measures it on both backends")
     if asked and asked not in sides:
-        raise ValueError(f"{path} has no {MAKERS[asked]}(): leave --framework out")
+        raise ValueError(f"{path} has no {MAKERS[asked]}(): leave out --framework")
     return [asked] if asked else sides

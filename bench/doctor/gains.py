@@ -64,7 +64,7 @@ def with_gain(finding: Finding, records: dict[str, Record]) -> Finding:
     told = [f"{FRAMEWORKS[one.row.case.framework]}: {sentence(one)}" for one in best]
     gain = "; ".join(told) or f"no row of {technique} gains"
     if not any(case.technique == technique for one in records.values() for case in one.cases):
-        gain = f"{technique} was not measured, {MEASURES} {technique} does"
+        gain = f"{technique} was not measured; measure it with {MEASURES} {technique}"
     return replace(finding, gain=f"{gain} ({places})")
 
 

@@ -62,8 +62,8 @@ def quota(host: Host) -> Iterator[Finding]:
         yield Finding(
             "quota",
             "",
-            f"The quota is {host.quota:g} cores, the frameworks see {host.affinity} and start as "
-            "many threads, which then wait for one another",
+            f"The quota is {host.quota:g} cores, but the frameworks see {host.affinity} and start "
+            "that many threads, which then wait for each other",
             f"cpu quota {host.quota:g}, affinity {host.affinity}",
             f"set {' and '.join(f'{n[0]}={host.usable}' for n in SET_BY.values())}",
             technique="serving_threads",
@@ -111,22 +111,22 @@ def _pool(host: Host, framework: str, known: Pools, by: str) -> Iterator[Finding
     else:
         do = BY_CODE[framework].format(host.usable)
     if name == "OMP_NUM_THREADS":
-        do += "; TensorFlow ignores this variable, so that the two had unequal numbers of threads"
+        do += "; TensorFlow ignores this variable, so the frameworks have different thread counts"
     if not shown:
-        do = f"leave it: {host.usable} threads are not shown to be faster; ask on a quiet machine"
+        do = f"nothing: {host.usable} threads are not faster here; check on a quiet machine"
     technique = "serving_threads" if shown else ""
     measured = _speed(host, known, threads)
     yield Finding(check, framework, what, measured, do, technique, wrong=shown)
 
 
 def _speed(host: Host, known: Pools, threads: int) -> str:
-    """What a product does in a pool, and in one of the right size."""
+    """The speed of a matrix product in a pool, and in one of the right size."""
     if not known.flops:
         return ""
-    measured = f"a product runs at {known.flops / 1e9:.3g} GFLOP/s with {threads}"
+    measured = f"a matrix product runs at {known.flops / 1e9:.3g} GFLOP/s with {threads} threads"
     if known.gain:
         low, high = known.gain
-        return f"{measured}; with {host.usable}, {low:.2g} to {high:.2g} times as many"
+        return f"{measured}, and {low:.2g} to {high:.2g} times as fast with {host.usable}"
     return f"{measured}, and keeps {known.busy:.1f} cores busy"
 
 
@@ -136,8 +136,8 @@ def workers(host: Host, batches: Batches) -> Iterator[Finding]:
         yield Finding(
             "too many data workers",
             "",
-            f"The loader has {batches.workers} workers for {host.usable} cores, which the step's "
-            "threads need, too",
+            f"The loader has {batches.workers} workers, but there are {host.usable} cores, which "
+            "the step needs, too",
             f"num_workers={batches.workers}, {host.usable} cores",
             f"num_workers={max(1, host.usable - 1)} or fewer; with data in memory, none",
         )
@@ -187,13 +187,13 @@ def onednn(
     off = value is not None and value.lower() in OFF[1:]
     if not (off or without_s or (value is None and host.lacks("oneDNN in TensorFlow"))):
         return
-    why = "by itself it does so only on processors with AVX-512 VNNI or bfloat16, AVX-VNNI or AMX"
+    why = "by default it uses oneDNN only with AVX-512 VNNI, AVX-512 bfloat16, AVX-VNNI or AMX"
     measured = f"{VARIABLE}={value}" if off else f"{VARIABLE} is not set"
     if without_s and with_s:
         measured += f"; a convolution with its gradients takes {without_s * 1e3:.3g} ms, with "
         measured += f"oneDNN {with_s * 1e3:.3g} ms"
     shown = not (without_s and with_s) or without_s > SLOWER * with_s
-    do = f"set {VARIABLE}=1 before TensorFlow is imported" if shown else "leave it as it is"
+    do = f"set {VARIABLE}=1 before TensorFlow is imported" if shown else "nothing"
     yield Finding(
         "without oneDNN",
         "tf",
@@ -278,21 +278,21 @@ def shapes(batches: Batches, facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "shapes that vary",
             "",
-            "Batches have other shapes each time: compilers trace again, and caches of kernels "
-            "grow with each shape (oneDNN keeps 1024)",
+            "The shapes of batches vary: each new shape is traced or compiled again, and caches of "
+            "kernels grow (oneDNN keeps 1024)",
             measured,
-            "pad to a few lengths (such as multiples of 64) and put texts of like length "
-            "together; torch.compile(dynamic=True); tf.function with an input_signature of None",
+            "pad to a few lengths, such as multiples of 64, and batch texts of similar length; "
+            "use torch.compile(dynamic=True), or an input_signature of None for tf.function",
             technique="varying_lengths",
         )
     if (batches.padding or 0.0) >= PADDED:
         yield Finding(
             "padding",
             "",
-            f"{batches.padding:.0%} of the positions in a batch are padding, which is computed as "
-            "all others are",
+            f"{batches.padding:.0%} of the positions in a batch are padding, which costs as much "
+            "as data",
             f"{batches.padding:.0%} of the positions, over {batches.drawn} batches",
-            "put texts of like length into one batch, or several texts into one row",
+            "batch texts of similar length, or pack several texts into one row",
             technique="varying_lengths",
         )
 
@@ -330,16 +330,16 @@ def modes(framework: str, known: tuple[Mode, ...]) -> Iterator[Finding]:
     """Settings that make steps slow."""
     words = {
         "run_eagerly": (
-            "Keras runs eagerly: run_eagerly is set, and each operator is called by itself",
-            "leave run_eagerly out of compile(), and tf.config.run_functions_eagerly too",
+            "Keras runs eagerly: run_eagerly is set",
+            "leave out run_eagerly in compile(), and tf.config.run_functions_eagerly",
         ),
         "eager step": (
-            "The step is no graph: each operator is called from Python",
-            "put @tf.function over the step",
+            "The step runs eagerly: each operator is called from Python",
+            "decorate the step with @tf.function",
         ),
         "anomaly": (
-            "torch.autograd.set_detect_anomaly is on: each gradient is looked at for NaN",
-            "switch it on for the search of a NaN only",
+            "torch.autograd.set_detect_anomaly is on: each gradient is checked for NaN",
+            "switch it on only to find the cause of a NaN",
         ),
     }
     for mode in known:
@@ -359,11 +359,10 @@ def predicting(known: Predicting) -> Iterator[Finding]:
     yield Finding(
         "predict in a loop",
         "tf",
-        "predict of Keras is called for each batch: each call makes a dataset and its callbacks",
+        "Keras's predict is called for each batch: each call makes a dataset and callbacks",
         f"a call with {known.samples} takes {known.predict_s * 1e3:.3g} ms, the model in a "
         f"tf.function {known.direct_s * 1e3:.3g} ms",
-        "call the model itself, model(x, training=False), within a tf.function; or predict once "
-        "for all batches",
+        "call model(x, training=False) within a tf.function, or predict once for all batches",
         technique="export",
     )
 
@@ -377,7 +376,7 @@ def keras_backend(asked: str, seconds: dict[str, float]) -> Iterator[Finding]:
     if ours and theirs:
         measured = f"train_on_batch takes {ours * 1e3:.3g} ms on {asked}, {theirs * 1e3:.3g} ms on "
         measured += "TensorFlow"
-    eager = ", where it calls each operator from Python and compiles nothing by default"
+    eager = ", which calls each operator from Python and compiles nothing by default"
     yield Finding(
         "Keras backend",
         "",

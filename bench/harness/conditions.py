@@ -1,4 +1,4 @@
-"""The conditions of a run: its machine and its frameworks, and whether they are those of before."""
+"""The conditions of a run, its machine and frameworks; --resume checks that they are unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ORDER = "starts: balanced Latin square; rounds: random; another for each match"
 
 
 class OtherConditions(Exception):
-    """What is measured now would not be comparable with what was measured before."""
+    """Machine, versions or settings changed, so new measurements do not compare with old ones."""
 
 
 def of_machine(threads: int, model: dict[str, str] | None = None) -> Environment:
@@ -128,11 +128,11 @@ def check_same(state: RunState, environment: Environment) -> None:
         return
     if not machine_class.same_class(state.environment, environment):
         apart = machine_class.differences(state.environment, environment)
-        raise OtherConditions(f"begun on another machine: {'; '.join(apart)}")
+        raise OtherConditions(f"the run began on another machine: {'; '.join(apart)}")
     before = {"code": state.code} | msgspec.to_builtins(state.environment)
     now = {"code": states.code()} | msgspec.to_builtins(environment)
     if others := states.differences(before, now):
-        raise OtherConditions(f"begun under other conditions: {'; '.join(others)}")
+        raise OtherConditions(f"this changed since the run began: {'; '.join(others)}")
 
 
 def note(plan: Plan, state: RunState, environment: Environment, missing: dict[str, str]) -> None:
@@ -144,9 +144,9 @@ def note(plan: Plan, state: RunState, environment: Environment, missing: dict[st
             refuse(state, case, missing[case.framework])
         needs, of_case = case.variant.requires, state.cases[case.id]
         if needs == "compiler" and not machine.compiler():
-            of_case.fail("UNSUPPORTED", "needs a C++ compiler; install one (for example g++)")
+            of_case.fail("UNSUPPORTED", "needs a C++ compiler: install one, such as g++")
         elif needs == "cuda" and on_cpu(state.environment.devices.get(case.framework, "cpu")):
-            of_case.fail("UNSUPPORTED", "needs a CUDA GPU; none was found")
+            of_case.fail("UNSUPPORTED", "needs a CUDA GPU")
 
 
 def refuse(state: RunState, case: Case, reason: str) -> None:

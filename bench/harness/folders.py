@@ -1,4 +1,4 @@
-"""Files that are never half written, nor twice where once is enough, and the folder of a run."""
+"""Files that are written completely or not at all, and the folder of a run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ except ImportError:  # Windows, where nobody is kept off
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write `path` at once: it is there whole, as it was before or as it is now.
+    """Replace `path` atomically: it keeps its old text or gets all of the new one.
 
-    Raises OSError, which names it, where there is no room, and leaves nothing else.
+    Raises OSError with its name if it can't be written.
     """
     partial = path.with_suffix(".partial")
     try:
@@ -34,7 +34,7 @@ def replace_file(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Nobody else measures into `folder`, as long as this process lives; ValueError if one does."""
+    """Lock `folder` while this process measures into it; ValueError if another process does."""
     if fcntl is None:
         yield
         return
@@ -71,8 +71,8 @@ def new_folder(results: Path) -> Path:
     """
     latest = results / "latest"
     if latest.is_dir() and not latest.is_symlink():
-        said = "its latest is a folder, not a link to the last run: rename it"
-        raise FileExistsError(errno.EEXIST, said, str(latest))
+        why = "is a folder, not a link to the last run: rename it"
+        raise FileExistsError(errno.EEXIST, why, str(latest))
     results.mkdir(parents=True, exist_ok=True)
     stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
     for number in itertools.count(1):

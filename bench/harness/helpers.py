@@ -37,13 +37,13 @@ def kit_module(impl, name: str) -> ModuleType:
 
 def not_timed(x, y) -> None:
     """The step of a row that predicts."""
-    raise RuntimeError("a prediction is timed here, not a step")
+    raise RuntimeError("this row times predictions and has no train step")
 
 
 def need_cpu(impl) -> None:
-    """Refuse a row whose file runs on a CPU alone, where the model is on a GPU."""
+    """Refuse a row whose file runs on a CPU only, if the model is on a GPU."""
     if not on_cpu(impl.kit.runtime.device()):
-        raise NotImplementedError("its file is for a CPU: hide the GPU (CUDA_VISIBLE_DEVICES=)")
+        raise NotImplementedError("runs on a CPU only: hide the GPU with CUDA_VISIBLE_DEVICES=")
 
 
 def figure(unit: str, samples: list) -> dict:

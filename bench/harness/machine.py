@@ -139,22 +139,21 @@ def process_environment(*, threads: int, flavour: str | None, allocator: str) ->
 
 
 def overruled(threads: int, keras_backend: str | None) -> list[str]:
-    """Which settings of the user's a run does not obey, with what is measured instead, and why.
+    """The user's settings that a run ignores, with what is measured instead.
 
-    keras_backend: that which was asked for, where anything of Keras is measured.
+    keras_backend: the backend asked for; None if nothing of Keras is measured.
     """
     ignored = []
     asked = {name: os.environ.get(name, str(threads)) for name in THREAD_VARIABLES}
     if others := [f"{name}={value}" for name, value in asked.items() if value != str(threads)]:
         ignored.append(
-            f"{', '.join(others)} is not obeyed: all rows have {threads} threads, one for each "
-            "core that this process may use, so that both frameworks have as many (taskset gives "
-            "fewer)"
+            f"{', '.join(others)} is ignored: every row uses {threads} threads, one per core that "
+            "this process may use; start it with taskset to use fewer"
         )
     if keras_backend not in (None, KERAS_BACKEND):
         ignored.append(
-            f"KERAS_BACKEND={keras_backend} is not obeyed: Keras is measured on TensorFlow, in "
-            "graphs of tf.function, since that is what stands beside PyTorch here"
+            f"KERAS_BACKEND={keras_backend} is ignored: Keras is measured on TensorFlow, with "
+            "tf.function"
         )
     return ignored
 

@@ -31,7 +31,7 @@ from shared import scratch
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_OF_A_PATH = 90  # bytes of a folder with a socket in it
-TIMED_OUT = "time-out: no answer to {} within {:g} s"
+TIMED_OUT = "timeout: no answer to {} within {:g} s"
 FORKS = sys.platform == "linux"  # elsewhere forking after an import is not safe
 
 
@@ -46,7 +46,7 @@ class TimeLimits:
 
 
 class Failed(Exception):
-    """A worker's case ended; the message is the reason."""
+    """A case failed in its worker; the message is the reason."""
 
 
 class Unsupported(Exception):
@@ -58,7 +58,7 @@ class ParentFailed(Exception):
 
 
 class ParentDied(ParentFailed):
-    """A parent ended without a word or hung."""
+    """A parent ended without an error message, or hung."""
 
 
 @dataclass(frozen=True)
@@ -418,7 +418,7 @@ class Processes:
         except wire.Silent:
             _kill(pid)
             reap()
-            raise Failed(f"time-out: no worker within {self.limits.start:g} s") from None
+            raise Failed(f"timeout: no worker within {self.limits.start:g} s") from None
         return Worker(key, peer, reap)
 
 

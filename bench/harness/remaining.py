@@ -1,4 +1,4 @@
-"""What a run still has to measure, part by part, how long that will take, and the plan in words."""
+"""What a run still has to measure, how long that will take, and the plan in words."""
 
 from __future__ import annotations
 
@@ -133,14 +133,14 @@ def describe(
         lines.append(_hanging(f"    on {', '.join(tasks)}; {_count(len(cases), 'case')}"))
     if plan.left_out:
         names = ", ".join(plan.left_out)
-        lines.append(_hanging(f"measured only where --technique or -k names them: {names}"))
+        lines.append(_hanging(f"not in this run, but with --technique or -k: {names}"))
     lines.append(_hanging(_summary(plan, left, taken_up, limit)))
     if plan.lender:
         lines.append(_hanging(_borrowed(plan)))
     if limit:
         whole = left[0] + plan.durations.describe_s
-        more = f"; all of it would take about {clock(whole)}" * (limit < whole)
-        lines.append(f"it ends after {clock(limit)}{more}")
+        more = f"; the whole plan takes about {clock(whole)}" * (limit < whole)
+        lines.append(f"the run ends after {clock(limit)}{more}")
     return "\n".join(lines)
 
 
@@ -148,23 +148,20 @@ def table(plan: Plan, state: RunState) -> str:
     """What `state` lacks, part by part."""
     begin = Part.sure("start", 1, plan.durations.describe_s)
     left = [part for part in (begin, *parts(plan, state)) if part.count]
-    rows = [("", "count", "about", "if none ends early")]
+    rows = [("", "count", "about", "at most")]
     rows += [(part.name, str(part.count), clock(part.expected), clock(part.most)) for part in left]
     whole = (sum(part.expected for part in left), sum(part.most for part in left))
-    rows.append(("together", "", *map(clock, whole)))
+    rows.append(("total", "", *map(clock, whole)))
     if plan.lender or whole[0] == whole[1]:
         rows = [(*row[:3], "") for row in rows]
     return "\n".join(f"{a:<26}{b:>6}{c:>14}{d:>22}".rstrip() for a, b, c, d in rows)
 
 
 def _borrowed(plan: Plan) -> str:
-    """Whose times the plan has, where this class of machine was never measured."""
+    """Whose times the plan uses, if this class of machine was never measured."""
     lacks = ", ".join(plan.durations.lacking)
-    slow = f"; it has {lacks}, which this one lacks: some rows may take far longer" * bool(lacks)
-    return (
-        f"by the times of another machine ({words(plan.lender)}), "
-        f"until this one's speed is measured{slow}"
-    )
+    slow = f"; this machine has no {lacks}, so some rows may take far longer" * bool(lacks)
+    return f"these times are from another machine ({words(plan.lender)}){slow}"
 
 
 def _summary(plan: Plan, left: tuple[float, float], taken_up: bool, limit: float | None) -> str:
@@ -180,11 +177,11 @@ def _summary(plan: Plan, left: tuple[float, float], taken_up: bool, limit: float
     expected, most = (seconds + plan.durations.describe_s for seconds in left)
     whole = f"about {clock(expected)}"
     if most > 1.05 * expected and plan.lender is None:
-        whole += f", {clock(most)} if nothing is decided early"
+        whole += f", at most {clock(most)}"
     shown = _shown_before_the_end(plan, matches, expected, limit or inf)
     time = ", ".join(shown if limit and limit < expected else [*shown, f"all after {whole}"])
     if taken_up:
-        time = f"taken up where it ended: {whole} left"
+        time = f"resumed: {whole} left"
     return "; ".join(filter(None, [", ".join(counts), ", ".join(repeated), time]))
 
 

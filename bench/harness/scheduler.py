@@ -188,7 +188,7 @@ class Scheduler:
                 needs = self.plan.durations.memory(case) / 1e9
                 self.state.cases[case.id].fail(
                     "FAILED",
-                    f"it needs {needs:.1f} GB of memory beside its baseline, "
+                    f"needs {needs:.1f} GB of memory in addition to its baseline, but "
                     f"{free / 1e9:.1f} GB are free",
                 )
             return []

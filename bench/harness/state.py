@@ -204,18 +204,18 @@ class _Version(Struct):
 def load(folder: Path, started: str) -> RunState:
     """The state of the run in `folder` whose record says when it `started`.
 
-    Raises ValueError with one clear line where there is none, or where it can't be gone on from.
+    Raises ValueError with one line if there is none, or if it can't be used.
     """
     try:
         text = (folder / FILE).read_bytes()
         version = msgspec.json.decode(text, type=_Version).state_version
     except FileNotFoundError:
-        raise ValueError(f"there is no {FILE} beside its results.json to go on from") from None
+        raise ValueError(f"no {FILE} beside results.json: the run can't go on") from None
     except (OSError, ValueError, RecursionError):
-        raise ValueError(f"{FILE} can't be read: it is cut off, or of another program") from None
+        raise ValueError(f"{FILE} is cut off, or not of twinbench") from None
     if version != VERSION:
         raise ValueError(
-            f"{FILE} is of version {version}; this version of twinbench reads {VERSION}"
+            f"{FILE} has version {version}, but this twinbench reads {VERSION}: start a new run"
         )
     try:
         state = msgspec.json.decode(text, type=RunState)
@@ -227,14 +227,14 @@ def load(folder: Path, started: str) -> RunState:
     if not state.passes or not all(known >= set(numbers) for numbers in state.passes):
         raise ValueError(f"{FILE} is damaged: a match of a pass is missing")
     if state.started != started:
-        raise ValueError(f"{FILE} and results.json are not of the same run")
+        raise ValueError(f"{FILE} and results.json belong to different runs")
     if is_alive(state.process):
         raise ValueError(f"process {state.process.id} is still measuring it")
     return state
 
 
 def claim(folder: Path, started: str) -> None:
-    """Write that this process measures the run in `folder`. ValueError where another does."""
+    """Note that this process measures the run in `folder`. ValueError if another one does."""
     state = load(folder, started)
     state.process = this_process()
     save(state, folder)

@@ -1,7 +1,7 @@
-"""A user's own model in a worker: checked once, and then in the place of the suite's models.
+"""A user's own model in a worker: it is checked once, then measured like a model of the suite.
 
-`Side` is a framework's package whose kit builds the file's model and has its loss and optimizer, so
-that every technique's bench file works on it as it does on a task of the suite.
+`Side` is a framework's package whose kit builds the file's model, loss and optimizer, so every
+technique's bench file works on it unchanged.
 """
 
 from __future__ import annotations
@@ -144,10 +144,10 @@ def _evaluated(module: Any, kit: Any, predict: Callable, side: str) -> float:
     try:
         value = float(returned)
     except (TypeError, ValueError):
-        said = f"evaluate gives a {type(returned).__name__}, no number"
-        raise BadFile(f"{said}: return a figure of which more is better") from None
+        kind = type(returned).__name__
+        raise BadFile(f"evaluate returns a {kind}: return a number, higher is better") from None
     if not np.isfinite(value):
-        raise BadFile(f"evaluate gives {value}: return a figure of which more is better")
+        raise BadFile(f"evaluate returns {value}: return a finite number, higher is better")
     return value
 
 
@@ -199,18 +199,18 @@ def _maker(module: Any, side: str) -> Callable:
 
 
 def _check_margin(module: Any, value: float) -> None:
-    """Of what is no percent every loss could be within the margin that is usual for percent."""
+    """Ask for a margin if the figure is no percentage: the default margin is one point."""
     if hasattr(module, "margin"):
         return
     if value < 0:
         raise BadFile(
-            f"evaluate gives {value:.3g}, which is no percent: write margin = ... into the file "
-            "(how much less counts as no loss)"
+            f"evaluate returns {value:.3g}, which is no percentage: set margin in the file, the "
+            "loss that you accept"
         )
     if value <= 1:
         raise BadFile(
-            f"evaluate gives {value:.3g}: if that is a fraction, write margin = 0.01 into the file "
-            f"(how much less counts as no loss); if it is percent, margin = {MARGIN:g}"
+            f"evaluate returns {value:.3g}: set margin in the file, the loss that you accept: "
+            f"margin = 0.01 if this is a fraction, margin = {MARGIN:g} if it is a percentage"
         )
 
 
@@ -243,7 +243,7 @@ class Checking:
             if apart > 1e-5:
                 raise BadFile(
                     f"two predictions of one batch differ by {apart:.0e}: the model draws random "
-                    "numbers in evaluation mode, too; switch them off there"
+                    "numbers in evaluation mode; switch that off"
                 )
             if hasattr(module, "evaluate"):
                 predict = self.impl.kit.training.make_predict(file_model.build(weights))
@@ -404,13 +404,13 @@ def _check_outputs(ours: np.ndarray, theirs: np.ndarray) -> None:
     """Twins predict the same once weights were copied."""
     if ours.shape != theirs.shape:
         raise BadFile(
-            f"the models are no twins: PyTorch's gives {ours.shape}, TensorFlow's {theirs.shape}"
+            f"outputs have different shapes: {ours.shape} in PyTorch, {theirs.shape} in TensorFlow"
         )
     apart = np.linalg.norm(ours - theirs) / max(np.linalg.norm(ours), 1e-12)
     if not apart < FAR:
         raise BadFile(
-            f"after copy_weights the outputs differ by {apart:.0%} of their size: it leaves out a "
-            "weight or transposes one wrongly, or the models are no twins (padding, epsilon)"
+            f"after copy_weights the outputs differ by {apart:.0%}: it misses a weight or "
+            "transposes one wrongly, or the models differ; twinbench port finds where"
         )
 
 
@@ -422,13 +422,13 @@ def _batches(module: Any, side: str) -> tuple[int, list[tuple], bool]:
         batches = [user_model.pair(each, "batch") for each in given]
         if not _equal(user_model.draw(module, size, SEED, side), batches[0]):
             raise BadFile(
-                f"batch({size}, {SEED}) gives other numbers each time: draw them from "
+                f"batch({size}, {SEED}) returns different numbers each time: draw them from "
                 "np.random.default_rng(seed)"
             )
         if hasattr(module, "evaluate") and _equal(batches[1], batches[0]):
             raise BadFile(
-                "batch gives the same numbers whatever its seed, so that every training for "
-                "evaluate would be the same: draw them from np.random.default_rng(seed)"
+                "batch returns the same numbers for every seed, and evaluate needs several: draw "
+                "them from np.random.default_rng(seed)"
             )
     else:
         make = user_model.function(module, "batches", "batch")
@@ -437,7 +437,7 @@ def _batches(module: Any, side: str) -> tuple[int, list[tuple], bool]:
         while len(given) < BATCHES:
             batch = user_model.call("batches", module.__file__, next, stream, None)
             if batch is None:
-                raise BadFile(f"batches() ends after {len(given)}: {BATCHES} are needed at least")
+                raise BadFile(f"batches() ends after {len(given)} batches: give {BATCHES} or more")
             given.append(batch)
         batches = [user_model.pair(each, "batches") for each in given]
         size = len(user_model.leaves(batches[0][0])[0])

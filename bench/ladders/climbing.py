@@ -134,7 +134,7 @@ class Climb:
         before = self.record.environment
         differing = state.differences(to_builtins(before), to_builtins(now))
         if before.devices and differing:
-            raise ValueError(f"begun under other conditions: {'; '.join(differing)}")
+            raise ValueError(f"this changed since the run began: {'; '.join(differing)}")
         self.record.environment, self.record.task = now, task
         self.save()
 

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from bench.record import FRAMEWORKS, Base, Environment, Metric, Number, in_words
+from shared.choices import unknown
 
 SCHEMA = 1
 FILE = "ladder.json"
@@ -88,13 +89,14 @@ def load(path: Path) -> Climbed:
     except OSError as error:
         raise ValueError(f"{file}: {error.strerror or error}") from None
     except msgspec.ValidationError as error:
-        raise ValueError(f"{file}: no record of a ladder: {in_words(error)}") from None
+        raise ValueError(f"{file}: not a record of a ladder: {in_words(error)}") from None
     except (msgspec.DecodeError, RecursionError):
-        raise ValueError(f"{file} is no JSON") from None
+        raise ValueError(f"{file}: not JSON, or cut off before its end") from None
     if climbed.schema_version != SCHEMA:
-        raise ValueError(f"{file} is no record of a ladder of version {SCHEMA}")
+        raise ValueError(
+            f"{file} has version {climbed.schema_version}, but this twinbench reads {SCHEMA}"
+        )
     strange = {*climbed.frameworks, *(run.framework for run in climbed.runs)} - FRAMEWORKS.keys()
     if strange:
-        known = ", ".join(FRAMEWORKS)
-        raise ValueError(f"{file}: {min(strange)!r} is no framework; there are {known}")
+        raise ValueError(f"{file}: framework {unknown(min(strange), FRAMEWORKS)}")
     return climbed

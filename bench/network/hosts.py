@@ -58,11 +58,11 @@ class Hosts:
 
     def __init__(self, count: int, link: Link = Link(), *, seconds: float = 600.0):
         if not 1 <= count <= MOST_HOSTS:
-            raise ValueError(f"{count} hosts: 1 to {MOST_HOSTS} are possible")
+            raise ValueError(f"--hosts: give 1 to {MOST_HOSTS}, not {count}")
         if link.latency < 0 or (link.bandwidth is not None and link.bandwidth <= 0):
-            raise ValueError(f"{link}: latency must be 0 or more, bandwidth more than 0")
+            raise ValueError(f"{link}: give a latency of 0 or more and a bandwidth above 0")
         if not 0 < seconds < float("inf"):
-            raise ValueError(f"{seconds} seconds: more than 0 are needed, and an end")
+            raise ValueError(f"--seconds: give a finite number above 0, not {seconds}")
         self.count, self.link = count, link
         self._path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
         self._programs = _programs(self._path)
@@ -225,11 +225,11 @@ class Hosts:
 def _programs(path: str) -> dict[str, str]:
     """Where each program is. Raises Refused for the first that is not there."""
     if sys.platform != "linux":
-        raise Refused("network namespaces are Linux's")
+        raise Refused("network namespaces exist only on Linux")
     places = {name: shutil.which(name, path=path) for name in PROGRAMS}
     for name, place in places.items():
         if place is None:
-            raise Refused(f"there is no program {name!r}: install {PROGRAMS[name]}")
+            raise Refused(f"program {name!r} is missing: install {PROGRAMS[name]}")
     return places
 
 

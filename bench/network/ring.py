@@ -107,9 +107,9 @@ def fit(points: list[Measured]) -> Fit:
     rows = np.array([_row(point) for point in points]).reshape(-1, 3)
     times = np.array([point.seconds for point in points])
     if len(points) <= 3 or np.linalg.matrix_rank(rows / (np.abs(rows).max(0) + 1e-300)) < 3:
-        raise ValueError("a fit needs more than three points, of two latencies and two sizes")
+        raise ValueError("too few measurements: a fit needs four, of two latencies and two sizes")
     if times.min() <= 0:
-        raise ValueError("a time that is not above 0 was measured by no clock")
+        raise ValueError("a time is not above 0: the record is damaged")
     # A point counts by its relative error, or the largest sizes alone would.
     relative = rows / times[:, None]
     solved = optimize.lsq_linear(relative, np.ones(len(points)), (0.0, np.inf), method="bvls").x
@@ -149,7 +149,7 @@ class Validation:
 def validate(model: Fit, points: list[Measured]) -> Validation:
     """Compare the model with measurements. Raises ValueError where there are none."""
     if not points:
-        raise ValueError("nothing was measured to validate the model with")
+        raise ValueError("no measurement on 8 hosts, which validates the model")
     ratios = np.array([predict(model, point).value / point.seconds for point in points])
     return Validation([float(r) - 1 for r in ratios], float(np.sqrt((np.log(ratios) ** 2).mean())))
 

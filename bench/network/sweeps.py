@@ -78,7 +78,9 @@ def measure(framework: str, begun: Record | None = None) -> Iterator[Record]:
     )
     if begun:
         if _conditions(begun) != _conditions(record):
-            raise ValueError("the record is of another framework, version or machine")
+            raise ValueError(
+                "the record has another framework, version or machine: give a new file"
+            )
         record = begun
     done = [(one.replicas, one.latency_s, one.bandwidth_bit_s) for one in record.sweeps]
     wanted = [*product((*FITTED_AT, VALIDATED_AT), LINKS)]
@@ -157,7 +159,7 @@ def load(path: Path, *, unfinished: bool = False) -> Record:
         record = msgspec.json.decode(path.read_bytes(), type=Record)
         points(record)
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
+        raise ValueError(f"{path} can't be read ({error.strerror})") from None
     except msgspec.ValidationError as error:
         raise ValueError(f"{path}: not a record of sweeps ({error})") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -165,7 +167,7 @@ def load(path: Path, *, unfinished: bool = False) -> Record:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     if record.finished is unfinished:
-        reason = "it is finished" if unfinished else "its run was cut short: measure on"
+        reason = "it is finished" if unfinished else "it was cut short: go on with `sweeps`"
         raise ValueError(f"{path}: {reason}")
     return record
 
@@ -185,7 +187,7 @@ def points(record: Record) -> list[Measured]:
         for text, seconds in one.seconds.items():
             size = float(text)
             if not 0 < size < float("inf"):
-                raise ValueError(f"{text} is no number of bytes")
+                raise ValueError(f"{text} is not a number of bytes")
             link = one.latency_s, one.bandwidth_bit_s
             measured.append(Measured(one.replicas, *link, size, median(seconds)))
     return measured

@@ -29,7 +29,7 @@ def port(file: File, say: Say = print) -> Report:
     say: is told what is looked at. Both frameworks are imported here, and run on the CPU.
     """
     if not file.functions.issuperset(user_model.MAKERS.values()):
-        raise BadFile(f"{file.path.name} needs both pytorch() and tensorflow(): write the other")
+        raise BadFile(f"{file.path.name} needs both pytorch() and tensorflow(): write both")
     os.environ.update(ENVIRONMENT)
     say("importing PyTorch and TensorFlow")
     # In this order: the other way round the process aborts.

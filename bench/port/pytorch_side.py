@@ -198,7 +198,7 @@ class PyTorchSide:
         def see(event: Event) -> None:
             place = len(sizes)
             if place >= len(events) or events[place].name != event.name:
-                raise BadFile("the run in float64 takes another way")
+                raise BadFile("the model makes other calls in float64 than in float32")
             sizes.append(distance(numpy(event.out), numpy(events[place].out)))
 
         try:

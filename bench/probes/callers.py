@@ -78,7 +78,7 @@ def _in_group(quota: float | None) -> Iterator[list[str]]:
         return
     outer = cgroups.divisible()
     if outer is None:
-        raise NotImplementedError("no control group with a quota can be made here: it takes root")
+        raise NotImplementedError("no cgroup with a CPU quota can be made: run as root")
     group = outer / f"twinbench-callers-{os.getpid()}"
     group.mkdir()
     try:

@@ -101,7 +101,9 @@ def _recomputed(impl, work: Work) -> list[str]:
     """Names of the blocks that the variant recomputes; a user's file says them of its model."""
     if work.task.model.from_file and work.settings:
         if not impl.blocks:
-            raise NotImplementedError("the file does not say which: blocks = 'layer1.*, layer2.*'")
+            raise NotImplementedError(
+                "set blocks in the file, such as blocks = 'layer1.*, layer2.*'"
+            )
         return [name.strip() for name in impl.blocks.split(",")]
     every = work.settings.get("every", 0)
     return [f"block{index}" for index in range(0, work.task.model.layers, every)] if every else []

@@ -159,7 +159,7 @@ def _prediction(impl, work: Work, model):
     name = MADE_BY.get(work.variant, ("fit",))[0]
     make = getattr(impl.train_step.compilation, f"{name}_predict", None)
     if make is None:
-        raise NotImplementedError(f"{work.variant} is about train steps: see compiled")
+        raise NotImplementedError(f"{work.variant} changes train steps only: see compiled")
     used = _torchscript(impl, work, model)
     predict = make(used, **work.settings)
     _mark(predict, used, model)

@@ -60,13 +60,13 @@ def prepare(impl, work: Work) -> Prepared:
     """The baseline step, or the technique's with its settings."""
     parts = work.settings.get("micro_batches", 1)
     if work.batch_size < parts:
-        raise NotImplementedError(f"{work.batch_size} samples can't be cut into {parts} parts")
+        raise NotImplementedError(f"a batch of {work.batch_size} can't be cut into {parts} parts")
     apart = getattr(impl, "parts_apart", 0.0)  # of a user's loss
     if parts > 1 and apart > ALLOWED:
         raise NotImplementedError(
-            "micro-batches are other work with this loss_fn, which is no mean over samples: theirs "
-            f"come to a loss that is {apart:.1e} off, {ALLOWED:.0e} is allowed. Of a mean over "
-            "tokens weight each micro-batch by its tokens, see docs/your_model.md"
+            "loss_fn is not a mean over samples, so micro-batches change the loss, by "
+            f"{apart:.1e} (allowed: {ALLOWED:.0e}). If it is a mean over tokens, weight each "
+            "micro-batch by its tokens, see docs/your_model.md"
         )
     return plain(impl, work, make=partial(_make_step, impl, work))
 

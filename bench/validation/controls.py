@@ -145,7 +145,7 @@ def new_measurement(sides: list[str], workloads: list[str], count: int) -> dict:
 def read(path: Path) -> dict:
     """What was measured before. Raises ValueError where that is not there, or damaged."""
     if not path.is_file():
-        raise ValueError(f"holds no {path.name}")
+        raise ValueError(f"has no {path.name}")
     try:
         measurement = json.loads(path.read_text("utf-8"))
         for match in measurement["matches"]:
@@ -153,7 +153,7 @@ def read(path: Path) -> dict:
             if match["blocks"]:
                 fit_of(match["blocks"])
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(f"holds a damaged {path.name}") from None
+        raise ValueError(f"has a damaged {path.name}") from None
     return measurement
 
 

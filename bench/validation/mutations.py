@@ -45,7 +45,7 @@ def known() -> tuple:
     # By its path: packages that are installed may have a `tests` of their own.
     path = ROOT / "tests" / "validation" / "faults.py"
     if not path.exists():
-        raise ValueError("the faults stand in tests/validation, in a checkout alone")
+        raise ValueError("tests/validation is missing: run this in a checkout of the repository")
     spec = importlib.util.spec_from_file_location("faults", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up

@@ -314,7 +314,7 @@ def reproduced(records: dict[str, Record], changed: list[Change]) -> Reproduced:
     by_time = dict(sorted(records.items(), key=lambda item: item[1].started))
     ours = max((_alike(by_time, one) for one in by_time), key=len)
     if len(ours) < 2:
-        raise ValueError("no two of the runs are of one class of machine")
+        raise ValueError("no two runs are on the same class of machine")
     runs = {name: ratios(analyse(raw(record))) for name, record in by_time.items()}
     has = Ratios(runs, changed)
     about = {
@@ -457,7 +457,7 @@ def read(given: str) -> tuple[str, Record]:
         return (path.stem if path.suffix == ".json" else path.name), load(path)
     text = of_revision(given)
     if text is None:
-        raise ValueError(f"{given}: no run, and no revision that has a docs/results.json")
+        raise ValueError(f"{given}: neither a run nor a revision that has docs/results.json")
     try:
         record = decode(text)
     except ValueError as error:

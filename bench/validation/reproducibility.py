@@ -31,7 +31,7 @@ def read() -> Reproduced:
     except msgspec.ValidationError as error:
         raise ValueError(f"{RECORD}: {in_words(error)}") from None
     except (OSError, msgspec.DecodeError) as error:
-        raise ValueError(f"{RECORD}: cannot be read ({error})") from None
+        raise ValueError(f"{RECORD} can't be read ({error})") from None
 
 
 def encode(made: Reproduced) -> str:

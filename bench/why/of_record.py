@@ -58,7 +58,7 @@ def check_machine(record: Record) -> None:
     theirs = theirs.but(products={}, peak_flops=None, bandwidth=None, chain=None, gpu=here.gpu)
     if not same_class(theirs, here):
         apart = differences(theirs, here)[0]
-        raise ValueError(f"the record is of another class of machine: {apart}")
+        raise ValueError(f"the record is from another class of machine: {apart}")
 
 
 def with_causes(
@@ -79,7 +79,7 @@ def with_causes(
             continue
         left = end - time.monotonic()
         if left < LEAST_S:
-            say(f"no time is left for {len(wanted) - number + 1} of {len(wanted)} pairs")
+            say(f"time is over: {len(wanted) - number + 1} of {len(wanted)} pairs are left")
             break
         names = _names(a, b)
         say(f"{number} of {len(wanted)}: {names[0]} and {names[1]}, {a.task}, batch {a.batch_size}")
@@ -171,11 +171,11 @@ def of_suite(folder: Path) -> Callable[[Case, str], Request]:
             if one.name == case.variant and case.framework in one.frameworks
         ]
         if not variants:
-            raise ValueError(f"{case.id} is not of this version")
+            raise ValueError(f"this version of twinbench has no {case.id}")
         work = Workload(case.task, "compute", mode=case.mode)
         plan = pairs.case_of(technique, variants[0], case.framework, work)
         if TASKS[case.task].dataset.kind == "photos":
-            raise ValueError(f"{case.task} is a folder of files")
+            raise ValueError(f"{case.task} reads image files, which are not profiled")
         data = datasets.materialise(TASKS[case.task].dataset, folder)
         return pairs.request(plan, name, str(data), case.batch_size)
 

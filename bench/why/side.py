@@ -266,7 +266,7 @@ def _answered(program: Any, what: str, given: dict) -> Any:
             program.compute(PRODUCTS, shape, dtype, seconds=0.0)
             print(MARK, flush=True)
         return True
-    raise ValueError(f"nothing is known of {what}")
+    raise ValueError(f"unknown request: {what}")
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def _twins(record: Record) -> dict[tuple, tuple[Comparison, tuple[Case, Case]]]:
 def told(records: list[Record], names: list[str]) -> list[str]:
     """The answer as lines. Raises ValueError for more than two records."""
     if len(records) != 2:
-        raise ValueError("give one record, or two of two machines")
+        raise ValueError("give one record, or two from different machines")
     first, second = records
     lines = [f"{n}: {words(r.environment)}" for n, r in zip(names, records, strict=True)]
     lines += [f"  {one}" for one in differences(first.environment, second.environment)[:3]]

@@ -373,10 +373,10 @@ def bad(change) -> str:
         (lambda c: c[0]["source"].update(year=True), "source: year: expected `int`, got `bool`"),
         (lambda c: c[0].update(wording=""), "wording: expected `str` of length >= 1"),
         (lambda c: c[0]["rule"].update(atleast=2), "rule: object contains unknown field `atleast`"),
-        (lambda c: c[0]["rule"].pop("at_least"), "no bound: give at_least, at_most or both"),
+        (lambda c: c[0]["rule"].pop("at_least"), "give at_least, at_most or both"),
         (lambda c: c[0]["rule"].update(at_most=1), "at_least is above at_most"),
         (lambda c: c[0]["rule"].update(figure="speed"), "figure: 'speed' is unknown"),
-        (lambda c: c[0]["rule"].update(read="difference"), "difference is read of accuracy"),
+        (lambda c: c[0]["rule"].update(read="difference"), "read: difference is only for accuracy"),
         (lambda c: c[0]["rule"].update(read="value"), "time is read against a baseline"),
         (lambda c: c[0]["rule"].update(variants=[]), "variants: expected `array` of length >= 1"),
         (lambda c: c[0]["rule"].update(needs="tpu"), "'tpu' is unknown; choose from cuda, amx"),
@@ -389,7 +389,7 @@ def test_a_bad_ledger_has_one_clear_line(change, words):
 
 
 def test_the_command_says_in_one_line_what_is_wrong(tmp_path, capsys):
-    for text_of, words in (('{"claims": [', "not JSON"), ("[]", "no sound ledger of claims")):
+    for text_of, words in (('{"claims": [', "not JSON"), ("[]", "not a list of claims")):
         path = tmp_path / "claims.json"
         path.write_text(text_of)
         assert command.main([str(DOCS / "avx2"), "--ledger", str(path)]) == 2

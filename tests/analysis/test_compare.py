@@ -437,7 +437,7 @@ def test_a_limit_has_one_form(command, old, new, limit, capsys):
     ("make", "reason"),
     [
         (lambda: [whole_run("quick"), whole_run("quick")], "a run of one block has no noise"),
-        (lambda: [whole_run(), whole_run().but(cases=[])], "no case in common"),
+        (lambda: [whole_run(), whole_run().but(cases=[])], "no row in common"),
         (lambda: [whole_run(), b"{}"], "not a record of twinbench"),
         (lambda: [whole_run(), b"{"], "not JSON, or cut off"),
     ],

@@ -142,10 +142,10 @@ def test_looks_are_a_few_rising_numbers(looks, fine):
 @pytest.mark.parametrize(
     ("version", "said"),
     [
-        (SCHEMA_VERSION - 1, "schema 2 is older than 3, the only one that this version reads"),
-        (SCHEMA_VERSION + 1, "schema 4 is newer than 3, the newest that this version reads"),
-        *((wrong, "not a record of twinbench (no schema_version)") for wrong in (True, "3", 3.0)),
-        (None, "not a record of twinbench (no schema_version)"),
+        (SCHEMA_VERSION - 1, "schema 2 is older than this twinbench, which reads 3"),
+        (SCHEMA_VERSION + 1, "schema 4 is newer than this twinbench, which reads 3"),
+        *((wrong, "it has no schema_version") for wrong in (True, "3", 3.0)),
+        (None, "not a record of twinbench: it has no schema_version"),
     ],
 )
 def test_only_records_of_this_schema_are_read(version, said):

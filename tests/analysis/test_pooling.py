@@ -198,8 +198,11 @@ def of_a_file(record):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (of_another_class, "several classes of machine are not pooled: the processor is another"),
-        (of_a_file, "not of the same file"),
+        (
+            of_another_class,
+            "different classes of machine can't be pooled: the processor is another",
+        ),
+        (of_a_file, "runs of different files"),
         (lambda record: record.but(pooled=["2026-01-01"]), "pooled already"),
         (lambda record: record.but(started="2026-01-01"), "a run is given twice"),
     ],

@@ -212,7 +212,7 @@ def test_a_file_is_run_by_the_framework_that_it_imports(tmp_path, source, answer
     if answer in ("pt", "tf"):
         assert command.framework_of(path) == command.framework_of(path, answer) == answer
         other = {"pt": "tf", "tf": "pt"}[answer]
-        with pytest.raises(ValueError, match="alone: leave --framework out"):
+        with pytest.raises(ValueError, match="only: leave out --framework"):
             command.framework_of(path, other)
     else:
         if "imports" in answer:
@@ -340,8 +340,8 @@ def test_a_users_file_is_diagnosed_from_the_command_line(tmp_path, capsys, monke
     arguments = [str(path), "--record", str(RECORD), "--steps", "8"]
     assert command.main([*arguments, "--folder", str(tmp_path / "files")]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("PyTorch: held back by overhead\n")
-    assert "measured to help against overhead (docs):" in printed
+    assert printed.startswith("PyTorch: bottleneck: overhead\n")
+    assert "what helped against overhead (docs):" in printed
     assert "times as fast" in " ".join(printed.split())
     assert (tmp_path / "files" / "pt" / "trace.json").is_file()
     path.write_text("import torch\n\ndef make():\n    raise KeyError('no such thing')\n")

@@ -56,10 +56,10 @@ STEP = breakdown(PRODUCT, overhead=0.6, forward=0.3, backward=0.1)
 def test_beside_other_programs_nobody_can_tell(told, made):
     diagnosis = told(made, 0.62)
     text = said(diagnosis)
-    assert text.startswith("PyTorch: can't tell what holds it back: other programs used 62% of the")
+    assert text.startswith("PyTorch: bottleneck unknown: other programs used 62% of the")
     assert "healthy" not in text
-    assert "held back by" not in text
-    assert "measured to help" not in text
+    assert "bottleneck:" not in text
+    assert "what helped" not in text
     assert not command.can_tell(diagnosis)
     assert len(diagnosis["evidence"]) == 1
     assert command.known({"docs": load(ROOT / "docs")}, "pt", diagnosis) == []
@@ -68,9 +68,9 @@ def test_beside_other_programs_nobody_can_tell(told, made):
 @pytest.mark.parametrize(("others", "warned"), [(0.12, True), (0.01, False), (None, False)])
 def test_a_little_beside_it_is_warned_of_in_the_words_of_try(told, others, warned):
     text = said(told(STEP, others))
-    assert text.startswith("PyTorch: held back by overhead")
-    assert ("!! Other programs use 12% of this machine's cores: end them" in text) == warned
-    assert "measured to help against overhead (docs):" in text
+    assert text.startswith("PyTorch: bottleneck: overhead")
+    assert ("!! Other programs use 12% of this machine's cores: stop them" in text) == warned
+    assert "what helped against overhead (docs):" in text
 
 
 PREDICTS = "import tensorflow as tf\ndef make():\n    return (lambda a: m.predict(a)), [(x,)]\n"

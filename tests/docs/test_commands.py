@@ -106,7 +106,7 @@ def test_a_published_run_is_not_taken_up(clone, text):
     done = run(text, clone)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     (line,) = done.stderr.strip().splitlines()
-    assert "there is no state.json beside its results.json" in line
+    assert "no state.json beside results.json" in line
 
 
 @pytest.mark.parametrize("text", COMMANDS["long"])

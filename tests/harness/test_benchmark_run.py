@@ -401,8 +401,8 @@ BAD = {
     "--tf-python=/": ["--tf-python", "'/'", "interpreter"],
     "--results={file}/below": ["--results", "/below", "can't be written", "folder"],
     "--technique=baseline --task=text-gpt": ["--technique baseline --task text-gpt", "leave"],
-    "--variant=csr_80": ["--effort default has nothing of --variant csr_80", "--effort full has"],
-    "--technique=averaging --effort=quick": ["of --technique averaging", "--effort default has"],
+    "--variant=csr_80": ["--effort default leaves out --variant csr_80: give --effort full"],
+    "--technique=averaging --effort=quick": ["leaves out --technique averaging: give --effort"],
 }
 
 

@@ -129,7 +129,7 @@ def until(condition, seconds):
         ("odd_evidence", "FAILED", "TypeError: Object of type int64 is not JSON"),
         ("fails_as_installed", "FAILED", "cold start: RuntimeError: works with the tuned"),
         ("fails_in_training", "FAILED", "training: RuntimeError: this is wrong"),
-        ("needs_gpu", "UNSUPPORTED", "needs a CUDA GPU; none was found"),
+        ("needs_gpu", "UNSUPPORTED", "needs a CUDA GPU"),
     ],
 )
 def test_a_fault_gets_its_status_and_a_reason_of_one_line(faults, variant, status, reason):
@@ -283,7 +283,7 @@ def test_a_worker_that_hangs_is_a_time_out(measure, monkeypatch):
     monkeypatch.setattr(processes.Worker, "ask", ask)
     found = measure("hangs", "same", amount=Effort(1, 3, 1, first_pass_alone=True))
     hung = found.cases["pt", "hangs"]
-    assert (hung.status, hung.reason) == ("FAILED", "time-out: no answer to build within 0.5 s")
+    assert (hung.status, hung.reason) == ("FAILED", "timeout: no answer to build within 0.5 s")
     assert found.cases["pt", "same"].reason is None
     assert marked(found.mark) == []
 
@@ -291,7 +291,7 @@ def test_a_worker_that_hangs_is_a_time_out(measure, monkeypatch):
 @pytest.mark.parametrize(
     ("times", "status", "reason"),
     [
-        (0.1, "FAILED", "it needs 0.7 GB of memory beside its baseline, 0.6 GB are free"),
+        (0.1, "FAILED", "needs 0.7 GB of memory in addition to its baseline, but 0.6 GB are free"),
         (1.5, "OK", None),  # one by one
     ],
 )

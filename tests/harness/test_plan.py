@@ -374,7 +374,9 @@ def test_a_quick_run_has_the_small_models_that_are_timed_and_names_the_rest():
     assert {"text-gpt-10m", "photos"} <= {c.task.name for c in every} - {c.task.name for c in found}
     plan = plan_of(found[:1], technique=techniques()[found[0].technique])
     plan = replace(plan, left_out=("folder", "schedules"))
-    assert "-k names them: folder, schedules" in " ".join(remaining.describe(plan, (1, 1)).split())
+    assert "with --technique or -k: folder, schedules" in " ".join(
+        remaining.describe(plan, (1, 1)).split()
+    )
 
 
 def test_what_is_probed_alike_is_probed_once():
@@ -441,7 +443,7 @@ def test_the_plan_names_its_parts_and_fits_80_columns():
     expected, most = seconds_of(looked)
     words = " ".join(remaining.describe(looked, (expected, most)).split())
     assert "3 to 8 blocks" in words
-    early = f"{clock(most + 10)} if nothing is decided early"
+    early = f"at most {clock(most + 10)}"
     assert f"all after about {clock(expected + 10)}, {early}" in words
 
 
@@ -449,14 +451,14 @@ def test_a_run_that_ends_before_its_plan_promises_no_more():
     plan = plan_of(DEFAULT)
     hours, first = 6 * 3600 + 1310, plan.durations.of_pass(plan.matches()) + 10
     text = remaining.describe(plan, (hours, hours), limit=720)
-    assert text.endswith(f"ends after 12 min 0 s; all of it would take about "
+    assert text.endswith(f"ends after 12 min 0 s; the whole plan takes about "
                          f"{clock(hours + 10)}")  # fmt: skip
     assert "all after" not in text
     early = remaining.describe(plan, (hours, hours), limit=first - 1)
     assert "first table" not in early
     whole = remaining.describe(plan, (60, 60), limit=720)
     assert "all after about 1 min 10 s" in " ".join(whole.split())
-    assert whole.endswith("it ends after 12 min 0 s")
+    assert whole.endswith("the run ends after 12 min 0 s")
 
 
 def test_a_long_plan_fits_80_columns():
@@ -493,14 +495,14 @@ def test_the_table_of_a_plan_adds_up():
     lines = remaining.table(plan, runs.begun(plan)).splitlines()
     assert all(len(line) <= 80 for line in lines)
     expected, most = (seconds + plan.durations.describe_s for seconds in seconds_of(plan))
-    assert lines[-1].split("  ")[0] == "together"
+    assert lines[-1].split("  ")[0] == "total"
     assert lines[-1].endswith(clock(most))
     assert clock(expected) in lines[-1]
     parts = [line[:26].strip() for line in lines[1:]]
     passes = [f"pass {number}" for number in range(1, 9)]
     isolated = ["first calls and memory", "training, 4 seeds"]
     more = ["training, 6 seeds", "training, 8 seeds"]
-    assert parts == ["start", *passes[:3], *isolated, *passes[3:], *more, "together"]
+    assert parts == ["start", *passes[:3], *isolated, *passes[3:], *more, "total"]
 
 
 def test_where_seeds_are_looked_at_each_look_is_a_part_of_the_plan():

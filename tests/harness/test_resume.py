@@ -521,7 +521,7 @@ def test_other_conditions_are_refused_by_name(interrupted, made_up, monkeypatch,
     with pytest.raises(OtherConditions) as refused:
         take_up(interrupted, monkeypatch).measure()
     message = str(refused.value)
-    assert message.startswith("begun under other conditions: ")
+    assert message.startswith("this changed since the run began: ")
     assert said in message
     assert "\n" not in message
     assert made.done == []
@@ -547,7 +547,7 @@ def test_a_machine_of_another_class_is_refused_by_what_differs(
     made = made_up()
     with pytest.raises(OtherConditions) as refused:
         take_up(interrupted, monkeypatch).measure()
-    assert str(refused.value).startswith("begun on another machine: ")
+    assert str(refused.value).startswith("the run began on another machine: ")
     assert said in str(refused.value)
     assert made.done == []
 
@@ -598,7 +598,7 @@ def test_what_is_left_is_announced_and_counted(interrupted, made_up, monkeypatch
     made_up()
     resumed = take_up(interrupted, monkeypatch)
     words = " ".join(resumed.describe().split())
-    assert "taken up where it ended: about " in words
+    assert "resumed: about " in words
     new = run_into(interrupted.parent / "new")
     assert 0 < seconds_left(resumed)[0] < seconds_left(new)[0]
     said = []
@@ -684,7 +684,7 @@ def test_a_finished_run_has_nothing_left(run, stopped, resumed, tmp_path):
     before = (folder / "results.json").read_bytes()
     found = run(f"--results={tmp_path}", f"--resume={folder}")
     assert found.status == 0
-    assert "is finished: there is nothing to measure" in found.err
+    assert "is finished: nothing is left to measure" in found.err
     assert "What to use" in found.out
     assert "elapsed" not in found.err
     assert (folder / "results.json").read_bytes() == before
@@ -762,25 +762,25 @@ of_record = partial(changed, file="results.json")
 
 # name -> (what is done to the folder, options, what the line must say)
 BAD = {
-    "another effort": (None, ["--effort=full"], "begun with default as --effort: leave --effort"),
-    "other blocks": (None, ["--blocks=4"], "begun with 5 as --blocks: leave --blocks out"),
-    "another -k": (None, ["-k=good"], "begun with same as -k: leave -k out"),
-    "another -m": (None, ["-m=slow"], "begun without -m: leave -m out"),
-    "a technique": (None, ["--technique=faulty"], "begun without --technique: leave"),
-    "another variant": (None, ["--variant=good,same"], "begun with same as --variant: leave"),
-    "a budget": (None, ["--memory-budget=1GB"], "begun without --memory-budget: leave"),
-    "an interpreter": (None, [f"--pt-python={sys.executable}"], "begun without --pt-python"),
-    "other results": (None, ["--results={folder}"], "leave --results out"),
-    "no results.json": (without("results.json"), [], "holds no results.json; give the folder"),
-    "no state": (without("state.json"), [], "there is no state.json beside its results.json"),
-    "cut state": (cut("state.json"), [], "state.json can't be read: it is cut off"),
-    "newer state": (changed(state_version=99), [], "state.json is of version 99"),
+    "another effort": (None, ["--effort=full"], "began with default as --effort: leave out"),
+    "other blocks": (None, ["--blocks=4"], "began with 5 as --blocks: leave out --blocks"),
+    "another -k": (None, ["-k=good"], "began with same as -k: leave out -k"),
+    "another -m": (None, ["-m=slow"], "began without -m: leave out -m"),
+    "a technique": (None, ["--technique=faulty"], "began without --technique: leave"),
+    "another variant": (None, ["--variant=good,same"], "began with same as --variant: leave"),
+    "a budget": (None, ["--memory-budget=1GB"], "began without --memory-budget: leave"),
+    "an interpreter": (None, [f"--pt-python={sys.executable}"], "began without --pt-python"),
+    "other results": (None, ["--results={folder}"], "leave out --results"),
+    "no results.json": (without("results.json"), [], "has no results.json: give the folder"),
+    "no state": (without("state.json"), [], "no state.json beside results.json"),
+    "cut state": (cut("state.json"), [], "state.json is cut off"),
+    "newer state": (changed(state_version=99), [], "state.json has version 99"),
     "no cases": (changed(cases={}), [], "state.json is damaged: a case of a match is missing"),
     "no passes": (changed(passes=[]), [], "is damaged: a match of a pass is missing"),
-    "two runs": (of_record(started="then"), [], "are not of the same run"),
+    "two runs": (of_record(started="then"), [], "belong to different runs"),
     "not writable": (blocked, [], "state.json can't be written (Is a directory)"),
     "still measured": (alive, [], "is still measuring it"),
-    "not collected": (renamed_case, [], "pt/gone was not collected; give all files of the run"),
+    "not collected": (renamed_case, [], "pt/gone was not collected: give the same files"),
 }
 
 

@@ -321,7 +321,9 @@ def test_who_finds_no_memory_plays_beside_the_baselines_and_then_fails():
     for case in others:
         found = made.state.cases[case.id]
         assert found.status == "FAILED"
-        assert found.reason == ("it needs 0.7 GB of memory beside its baseline, 0.6 GB are free")
+        assert found.reason == (
+            "needs 0.7 GB of memory in addition to its baseline, but 0.6 GB are free"
+        )
 
 
 # Tables on the way --------------------------------------------------------------------------------

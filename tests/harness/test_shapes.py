@@ -160,8 +160,8 @@ def test_the_answer_says_shapes_padding_and_graphs(shapes, said):
     cases = [records.case("compiled", **graphs), records.case("base")]
     lines = user_answer._shapes(records.record(cases), model)
     text = " ".join(" ".join(lines).split())
-    assert ("Batches have 10 shapes: a step is timed over all of them" in text) is said
+    assert ("Batches have 10 shapes: every row times its steps over all of them" in text) is said
     assert (
-        "25% of their positions are padding; padded to the longest it would be 50%" in text
+        "25% of their positions are padding, 50% if all were padded to the longest" in text
     ) is said
     assert (text.count("3 graphs for these shapes") == 1) is said

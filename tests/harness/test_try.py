@@ -87,7 +87,7 @@ def test_a_bad_file_is_one_line_and_nothing_is_measured(tmp_path):
     (tmp_path / "bad.py").write_text("def pytorch(): return None\n")
     done = try_(tmp_path, "bad.py")
     assert done.returncode == 2
-    assert done.stderr.strip().startswith("twinbench try: bad.py has neither batch(size, seed)")
+    assert done.stderr.strip().startswith("twinbench try: bad.py has no batch(size, seed)")
     assert len(done.stderr.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == [tmp_path / "bad.py"]
 
@@ -139,7 +139,7 @@ def test_ctrl_c_lets_the_run_keep_what_it_has(monkeypatch, folder):
 def test_a_technique_that_is_not_measured_of_a_file_is_refused_at_once(folder):
     done = try_(folder, "my_model.py", "--technique=compilation,pruning")
     assert done.returncode == 2
-    assert "--technique: pruning is not measured of a file: zeros alone" in done.stderr
+    assert "--technique: pruning can't be measured on a file: zeros alone" in done.stderr
     assert "checking" not in done.stderr
 
 
@@ -147,7 +147,9 @@ def test_what_quick_does_not_measure_is_refused_before_the_check(monkeypatch):
     monkeypatch.setattr(conftest.user_task, "prepare", lambda *_: pytest.fail("it was checked"))
     asked = {"--framework": None, "--model": "mine.py", "--effort": "quick"}
     asked["--technique"] = ["compilation", "post_training_quantization"]
-    said = "--effort quick has nothing of --technique post_training_quantization; --effort ordinary"
+    said = (
+        "--effort quick leaves out --technique post_training_quantization: give --effort ordinary"
+    )
     with pytest.raises(pytest.UsageError, match=f"^{said} has$"):
         conftest._checked_model(asked, SimpleNamespace())
 
@@ -159,8 +161,8 @@ def test_settings_of_the_user_that_are_not_obeyed_are_said(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("MKL_NUM_THREADS", "2")
     threads, backend = machine.overruled(2, "torch")
-    assert threads.startswith("OMP_NUM_THREADS=1 is not obeyed: all rows have 2 threads, one for")
-    assert backend.startswith("KERAS_BACKEND=torch is not obeyed: Keras is measured on TensorFlow")
+    assert threads.startswith("OMP_NUM_THREADS=1 is ignored: every row uses 2 threads, one per")
+    assert backend.startswith("KERAS_BACKEND=torch is ignored: Keras is measured on TensorFlow")
 
 
 @pytest.mark.parametrize(
@@ -196,7 +198,7 @@ def test_micro_batches_are_refused_where_the_loss_is_no_mean_over_samples():
     bench = importlib.import_module("bench.train_step.bench_gradient_accumulation")
     impl = SimpleNamespace(parts_apart=1.3e-3)
     four = SimpleNamespace(settings={"micro_batches": 4}, batch_size=16)
-    said = "1.3e-03 off, 1e-05 is allowed. Of a mean over tokens weight each micro-batch by its"
+    said = r"change the loss, by 1.3e-03 \(allowed: 1e-05\). If it is a mean over tokens, weight"
     with pytest.raises(NotImplementedError, match=said):
         bench.prepare(impl, four)
     impl.parts_apart = 1e-7
@@ -224,7 +226,7 @@ def test_results_that_can_not_be_written_are_one_line(folder):
     done = try_(folder, "my_model.py", "--results=my_model.py/below")
     assert done.returncode == 2
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-    assert line.endswith("can't be written (Not a directory): give another folder with --results")
+    assert line.endswith("can't be written (Not a directory): give another folder, --results DIR")
 
 
 def test_a_log_that_goes_with_the_check_is_quoted(tmp_path):
@@ -232,7 +234,7 @@ def test_a_log_that_goes_with_the_check_is_quoted(tmp_path):
     said = "the worker was killed by SIGSEGV before it answered (see 0001-check-pt.log)"
     found = user_task._with_log(said, tmp_path)
     assert found == said.replace("see 0001-check-pt.log", "Segmentation fault")
-    assert user_task._with_log("time-out", tmp_path) == "time-out"
+    assert user_task._with_log("timeout", tmp_path) == "timeout"
     assert user_task._with_log("it ended (see gone.log)", tmp_path) == "it ended"
 
 
@@ -331,7 +333,7 @@ def test_a_machine_without_a_temporary_folder_is_one_line(monkeypatch):
         raise FileNotFoundError("no usable temporary directory")
 
     monkeypatch.setattr(conftest.tempfile, "gettempdir", nowhere)
-    with pytest.raises(pytest.UsageError, match="name one that can with TMPDIR=FOLDER"):
+    with pytest.raises(pytest.UsageError, match="set TMPDIR to one that can"):
         conftest.pytest_configure(None)
 
 
@@ -373,7 +375,7 @@ def test_a_python_without_tensorflow_copies_no_weights(monkeypatch, tmp_path):
     said = []
     about = user_task._check(None, user_model.look(path), ["pt", "tf"], tmp_path, said.append)
     assert (about["paired"], about["pairs"], list(about["sides"])) == (False, {}, ["pt", "tf"])
-    assert "PyTorch's Python has no TensorFlow: its weights can't be copied" in said
+    assert "weights can't be copied: PyTorch's Python has no TensorFlow" in said
 
 
 def test_a_framework_that_is_missing_has_the_command_that_installs_it(monkeypatch, tmp_path):
@@ -560,7 +562,7 @@ def test_an_answer_of_a_run_that_ended_early_is_written(model, record, tmp_path)
     assert "where a step's time goes was not measured" in said
     assert "TensorFlow: the model's own train_step is not used; a step is loss_fn" in said
     assert "PyTorch: the model's own" not in said
-    assert "train step, batch 8: no time was left for its steps; give more --minutes" in said
+    assert "train step, batch 8: not timed within --minutes; give more" in said
     assert "argest batch" not in said
     assert not list(tmp_path.glob("*.py"))
     named = [case for case in cases if case.technique == "gradient_clipping"]
@@ -583,7 +585,7 @@ def test_a_run_of_a_file_that_was_changed_is_not_taken_up(folder, tried, tmp_pat
     changed.write_text((folder / "my_model.py").read_text("utf-8") + "# mended\n")
     begun = resume.begun(folder / "results" / "latest")
     begun.check_file(folder / "my_model.py")
-    with pytest.raises(ValueError, match=r"my_model\.py was changed since .* measure it anew"):
+    with pytest.raises(ValueError, match=r"my_model\.py changed since .* start a new run"):
         begun.check_file(changed)
     environment = begun.record.environment.but(peak_flops=None)
     early = replace(begun, record=begun.record.but(environment=environment))
@@ -595,7 +597,7 @@ def test_what_the_compiler_left_out_is_said(record):
     left = case.but(evidence={"graphs": 2, "not_compiled": ["lstm", "zeros"]})
     whole = case.but(evidence={"graphs": 1, "not_compiled": []})
     (_, said, _) = user_answer._partly_compiled(record.but(cases=[whole, left]))
-    assert said.endswith("batch 8: 2 graphs; outside of them lstm, zeros")
+    assert said.endswith("batch 8: 2 graphs; not compiled: lstm, zeros")
 
 
 def test_code_says_how_to_start_it_as_the_rows_were(model, tmp_path):
@@ -610,7 +612,7 @@ def test_code_says_how_to_start_it_as_the_rows_were(model, tmp_path):
 
 @pytest.mark.parametrize(
     ("verdict", "said"),
-    [("slower", "without the allocator's settings 1.606 (1.502–1.717) times that"), (None, "")],
+    [("slower", "1.606 (1.502–1.717) times as long without the allocator's settings"), (None, "")],
 )
 def test_what_the_allocator_costs_as_installed_is_said(verdict, said):
     case = records.case("as_installed", technique="baseline")

@@ -27,24 +27,24 @@ SAID = {
     "loss_detached": "the loss depends on no parameter",
     "wrong_width": "the batch does not fit model: RuntimeError",
     "float64": "x is float64: give float32",
-    "wrong_size": "its first axis has to be the 8 samples of the batch",
-    "other_numbers": "gives other numbers each time: draw them from np.random.default_rng(seed)",
-    "no_size": "batch has size=None: its first argument is the size of the batch, a whole number",
-    "random": "the model draws random numbers in evaluation mode, too",
+    "wrong_size": "its first axis must have the 8 samples of the batch",
+    "other_numbers": "returns different numbers each time: draw them from np.random.default_rng",
+    "no_size": "batch has size=None: its first argument is the batch size",
+    "random": "the model draws random numbers in evaluation mode",
     "too_large": "a step at batch 8 does not fit into memory",
     "closure": "(its step needs a closure): give one that takes the gradients",
-    "bfloat16": "a batch holds torch.bfloat16, which NumPy has not: give float32",
+    "bfloat16": "a batch has dtype torch.bfloat16, which NumPy lacks: use float32",
     "late_weights": "2 weights of the model appear in training alone",
     "diverges": "choose a smaller learning rate",
     "targets_first": "loss_fn takes y_true first, but is called as loss_fn(output, y)",
-    "all_targets": "each output against the targets of all: the output is (8, 1), y is (8,)",
+    "all_targets": "every output against every target: the output has shape (8, 1), y has (8,)",
     "frozen": "the model has no parameter that is trained",
     "other_s_optimizer": "the optimizer has no parameter of the model",
     "command_line": "in pytorch IndexError",
     "ends": "in pytorch SystemExit: 2 (it ends the program: arguments, which it has none of here",
     "evaluate_fails": "in evaluate IndexError",
-    "same_numbers": "batch gives the same numbers whatever its seed",
-    "fraction": "if that is a fraction, write margin = 0.01 into the file",
+    "same_numbers": "batch returns the same numbers for every seed",
+    "fraction": "margin = 0.01 if this is a fraction",
 }
 OTHERS = ("diverges", "evaluate_fails", "fraction", "same_numbers")
 MAKERS = {"pt": "pytorch", "tf": "tensorflow"}
@@ -74,8 +74,8 @@ def test_the_line_of_the_file_at_which_a_batch_does_not_fit_is_said(checked):
     ("name", "said"),
     [
         ("not_transposed", "in copy_weights ValueError"),
-        ("leaves_one_out", "it leaves out a weight or transposes one wrongly"),
-        ("other_outputs", "the models are no twins: PyTorch's gives (8, 3), TensorFlow's (8, 8)"),
+        ("leaves_one_out", "it misses a weight or transposes one wrongly"),
+        ("other_outputs", "outputs have different shapes: (8, 3) in PyTorch, (8, 8) in TensorFlow"),
     ],
 )
 def test_weights_that_are_not_copied_are_one_line(checked, name, said):
@@ -95,7 +95,7 @@ def pytorch():
     return {large}, lambda output, y: output.square().mean()
 """)
     monkeypatch.setattr(user_task.machine, "free_memory", lambda: 2**30)  # of 4 for the weights
-    with pytest.raises(BadFile, match=r"large\.py: .* more memory than the 1\.0 GB that are free"):
+    with pytest.raises(BadFile, match=r"large\.py: .* more than the 1\.0 GB of free memory"):
         user_task.prepare(str(path), tmp_path / "results", {}, set(), lambda said: None)
     assert list((tmp_path / "results" / "data").iterdir()) == []
 
@@ -177,7 +177,7 @@ def test_pt_what_a_file_brings_itself_is_no_fault_of_a_row(checked):
 @pytest.mark.parametrize("side", ["pt", "tf"])
 def test_a_batch_of_too_few_samples_is_not_accumulated(checked, side):
     said = checked[side]["plain"]["rows"]["too_few"]
-    assert said == "NotImplementedError: 2 samples can't be cut into 4 parts"
+    assert said == "NotImplementedError: a batch of 2 can't be cut into 4 parts"
 
 
 @pytest.mark.parametrize("side", ["pt", "tf"])
@@ -207,7 +207,7 @@ def test_whose_fault_it_is_that_there_is_no_figure(at_fault, without_a_figure):
 @pytest.mark.parametrize("found", [None, (0.9, 0.1), "90%"])
 def test_what_is_no_figure_is_said(found):
     module = SimpleNamespace(evaluate=lambda predict: found, __file__="mine.py")
-    said = f"evaluate gives a {type(found).__name__}, no number: return a figure"
+    said = f"evaluate returns a {type(found).__name__}: return a number"
     with pytest.raises(BadFile, match=said):
         user_model._evaluated(module, None, None, "pt")
 
@@ -288,7 +288,7 @@ def test_a_check_that_takes_too_long_says_what_to_do(monkeypatch, tmp_path):
     processes = SimpleNamespace(execute=lambda key, name: worker, limits=limits, logs=tmp_path)
     monkeypatch.setattr(user_task, "configure", lambda *given, **more: None)
     file = SimpleNamespace(path=tmp_path / "slow.py")
-    with pytest.raises(BadFile, match=r"slow\.py: time-out: .* give batch a smaller default size"):
+    with pytest.raises(BadFile, match=r"slow\.py: timeout: .* give batch a smaller default size"):
         user_task._ask(processes, file, "pt", "check", tmp_path)
 
 

@@ -16,7 +16,7 @@ def refusal() -> str | None:
     """Why this machine permits no namespaces with links between them; None where it does."""
     for program in ("unshare", "nsenter", "ip", "tc"):
         if shutil.which(program, path="/usr/sbin:/usr/bin:/sbin:/bin") is None:
-            return f"there is no program {program!r}"
+            return f"program {program!r} is missing"
     return namespace_refusal() and namespace_refusal("--user", "--map-root-user")
 
 

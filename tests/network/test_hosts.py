@@ -340,10 +340,10 @@ def test_output_that_is_no_text_is_shown(capsys):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--hosts", "0", "true"], "0 hosts: 1 to 64 are possible"),
-        (["--hosts", "65", "true"], "65 hosts: 1 to 64 are possible"),
-        (["--seconds", "0", "true"], "0.0 seconds: more than 0 are needed"),
-        (["--bandwidth", "0mbit", "true"], "bandwidth more than 0"),
+        (["--hosts", "0", "true"], "--hosts: give 1 to 64, not 0"),
+        (["--hosts", "65", "true"], "--hosts: give 1 to 64, not 65"),
+        (["--seconds", "0", "true"], "--seconds: give a finite number above 0, not 0.0"),
+        (["--bandwidth", "0mbit", "true"], "bandwidth above 0"),
         (["--bandwidth", "10", "true"], "'10' is not a number with one of bit, kbit, mbit, gbit"),
         (["--latency", "5 parsecs", "true"], "'5 parsecs' is not a number with one of s, ms, us"),
         ([], "the following arguments are required: COMMAND"),

@@ -151,7 +151,7 @@ def keep_sweeps(kept):
     [
         (change("schema_version", 2), "Invalid enum value 2 - at `$.schema_version`"),
         (change("framework", "jax"), "Invalid enum value 'jax' - at `$.framework`"),
-        (change("finished", False), "cut short: measure on"),
+        (change("finished", False), "cut short: go on with"),
         (change("version", 1), "Expected `str`, got `int` - at `$.version`"),
         (change("sweeps", [{}]), "missing required field `replicas`"),
         (change("sweeps", 3), "not a record of sweeps"),
@@ -159,9 +159,9 @@ def keep_sweeps(kept):
         (change_times({"4000": ["x"]}), "Expected `float`, got `str`"),
         (change_times({"4000": []}), "Expected `array` of length >= 1"),
         (change_times({"four": [1.0]}), "could not convert"),
-        (change_times({"-4": [1.0]}), "-4 is no number of bytes"),
+        (change_times({"-4": [1.0]}), "-4 is not a number of bytes"),
         (keep_sweeps(lambda one: one["latency_s"] == LINKS[0].latency), "of two latencies"),
-        (keep_sweeps(lambda one: one["replicas"] < 8), "nothing was measured to validate"),
+        (keep_sweeps(lambda one: one["replicas"] < 8), "no measurement on 8 hosts"),
     ],
 )
 def test_a_record_that_is_none_is_refused_in_a_line(spoil, reason, tmp_path, capsys):

@@ -92,7 +92,7 @@ def test_no_parameter_is_below_zero():
     ],
 )
 def test_what_cannot_tell_the_parameters_apart_is_refused(points):
-    with pytest.raises(ValueError, match="needs more than three points, of two latencies"):
+    with pytest.raises(ValueError, match="a fit needs four, of two latencies"):
         ring.fit(points)
 
 

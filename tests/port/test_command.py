@@ -13,7 +13,7 @@ from bench.port.report import Certificate, Match, Report
     ("text", "words"),
     [
         ("def pytorch(): pass\ndef batch(size=2, seed=0): pass\n", "needs both"),
-        ("def pytorch(:\n", "mend it first"),
+        ("def pytorch(:\n", "fix this first"),
         ("x = 1\n", "neither pytorch() nor tensorflow()"),
     ],
 )

@@ -839,7 +839,7 @@ def test_a_record_that_is_none_gives_one_clear_line(folder, text, message):
 
 
 def test_load_says_what_is_not_there_or_no_text(folder):
-    with pytest.raises(ValueError, match="there is no record; a run writes one: pytest bench/"):
+    with pytest.raises(ValueError, match="no such record; make one with: pytest bench/"):
         load(folder / "nothing.json")
     (folder / "results.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="not JSON"):

@@ -59,5 +59,5 @@ def test_runs_of_several_classes_stand_side_by_side(tmp_path, capsys):
     assert "| to | A | B |" in capsys.readouterr().out
     assert command.main([*paths, "--write", str(tmp_path / "pooled")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "several classes of machine are not pooled: the new machine computes" in line
+    assert "different classes of machine can't be pooled: the new machine computes" in line
     assert not (tmp_path / "pooled").exists()

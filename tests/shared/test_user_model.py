@@ -37,8 +37,8 @@ def test_a_name_of_the_suite_s_is_another_task(tmp_path):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (BATCH, "has neither pytorch() nor tensorflow()"),
-        (MODEL, "has neither batch(size, seed) nor batches()"),
+        (BATCH, "has no pytorch(), tensorflow() or keras()"),
+        (MODEL, "has no batch(size, seed) and no batches()"),
         (f"{MODEL}def batch(size, seed:\n", "my_model.py:2: "),
     ],
 )
@@ -54,17 +54,20 @@ def test_a_file_that_is_none_says_so(tmp_path):
         user_model.look(tmp_path / "gone.py")
     path = tmp_path / "bytes.py"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(BadFile, match="is no Python"):
+    with pytest.raises(BadFile, match="is not a Python file"):
         user_model.look(path)
 
 
 @pytest.mark.parametrize(
     ("returned", "reason"),
     [
-        ("print", "make() gives a builtin_function_or_method, not (step, batches)"),
-        ("print, {'x': 1}", "make() gives a dict as its batches: give a list of tuples"),
-        ("lambda x, y: x, ([1], [2])", "(missing a required argument: 'y'): give a list of tuples"),
-        ("lambda x, y: x, [{'x': 1, 'y': 2}]", "such as a dict, is handed to it whole"),
+        ("print", "make() returns a builtin_function_or_method, not (step, batches)"),
+        ("print, {'x': 1}", "make() returns a dict as its batches: return a list of tuples"),
+        (
+            "lambda x, y: x, ([1], [2])",
+            "(missing a required argument: 'y'): return a list of tuples",
+        ),
+        ("lambda x, y: x, [{'x': 1, 'y': 2}]", "such as a dict, is passed whole"),
         ("lambda x: x['y'], [{'x': 1}]", "my_model.py:2: KeyError: 'y'"),
         ("lambda x: x['x'], [{'x': 1}]", "1"),
         ("lambda x, y: y, iter([([1], [2])])", "[2]"),
@@ -154,7 +157,7 @@ def square(output, y):
 )
 def test_a_loss_that_holds_each_output_against_all_targets_is_said(loss, output, y):
     random = np.random.default_rng(0)
-    said = f"the output is {output}, y is {y}; give both one shape".replace("(", r"\(")
+    said = f"the output has shape {output}, y has {y}; give both the same".replace("(", r"\(")
     with pytest.raises(BadFile, match=said.replace(")", r"\)")):
         user_model.check_broadcast(loss, random.normal(size=output), random.normal(size=y))
 
@@ -300,7 +303,7 @@ def test_what_is_no_batch_is_said(given, reason):
 
 def test_the_first_axis_is_the_batch():
     user_model.check_size({"a": np.zeros((8, 2)), "scale": np.array(1.0)}, 8, "batch")
-    with pytest.raises(BadFile, match=r"shape \(3, 8\): its first axis has to be the 8 samples"):
+    with pytest.raises(BadFile, match=r"shape \(3, 8\): its first axis must have the 8 samples"):
         user_model.check_size((np.zeros((8, 2)), np.zeros((3, 8))), 8, "batch")
 
 
@@ -312,7 +315,7 @@ def test_names_that_come_by_a_star_are_looked_for_beside_the_file(tmp_path):
     assert user_model.look(file(tmp_path, "from nets import *\n")).functions == {"pytorch", "batch"}
     known = user_model.look(file(tmp_path, f"from math import *\n{MODEL}{BATCH}"))
     assert known.functions == {"pytorch", "batch"}
-    with pytest.raises(BadFile, match=r"imports \* from a module .* batch by their names$"):
+    with pytest.raises(BadFile, match=r"imports \* from a module: .* batch by name$"):
         user_model.look(file(tmp_path, f"from elsewhere import *\n{BATCH}"))
 
 
@@ -322,7 +325,7 @@ def test_a_function_under_a_condition_that_does_not_hold_is_named(tmp_path):
     assert user_model.look(path).sides == ["pt"]
     module = user_model.load(path)
     assert user_model.function(module, "pytorch", "batch") is module.batch
-    with pytest.raises(BadFile, match=r"^pytorch is not there once the file is executed: the con"):
+    with pytest.raises(BadFile, match=r"^pytorch is defined only under a condition"):
         user_model.function(module, "pytorch")
 
 

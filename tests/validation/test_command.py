@@ -38,4 +38,4 @@ def test_a_damaged_measurement_is_not_taken_up(tmp_path, monkeypatch, capsys):
     (tmp_path / "validation.json").write_text(cut)
     with pytest.raises(SystemExit, match="2"):
         command.main(["measure", "--resume", "."])
-    assert "holds a damaged validation.json" in capsys.readouterr().err
+    assert "has a damaged validation.json" in capsys.readouterr().err

@@ -46,8 +46,8 @@ def test_a_verdict_that_is_not_true_is_wrong(ratios, wrong):
 
 
 def test_what_could_not_be_measured_says_why_and_is_not_wrong():
-    for pair in judged("disk", "tf", [], "time-out: no answer", 0.4):
-        assert pair.reason == "could not be measured: time-out: no answer"
+    for pair in judged("disk", "tf", [], "timeout: no answer", 0.4):
+        assert pair.reason == "could not be measured: timeout: no answer"
         assert not pair.wrong
         assert "others had 40% of the cores" in str(pair)
 
@@ -219,7 +219,7 @@ def test_a_wrong_verdict_is_the_exit_status(disturb, capsys):
 
 def test_the_verdicts_are_kept_and_shown(disturb, page):
     cores = Disturbed("cores", "pt", "equal work", 1.2, (1.1, 1.3), "slower", None)
-    why = "could not be measured: time-out"
+    why = "could not be measured: timeout"
     more = [
         Disturbed("cores", "pt", "10% more", 1.1, (0.9, 1.3), None, 0.4),
         Disturbed("disk", "tf", "equal work", None, None, None, None, why),
@@ -227,7 +227,7 @@ def test_the_verdicts_are_kept_and_shown(disturb, page):
     disturb([cores, *more], "--publish")
     assert "2 of 2 verdicts were wrong" in page()
     assert "| cores | PyTorch | 2 slower | 2 can't tell | 2 |" in page()
-    assert "| disk | TensorFlow | 2 could not be measured: time-out |  | 0 |" in page()
+    assert "| disk | TensorFlow | 2 could not be measured: timeout |  | 0 |" in page()
     # One kind alone takes the place of what was kept of it.
     right = Disturbed("cores", "pt", "equal work", 1.0, (0.9, 1.1), "inconclusive", None)
     assert disturb([right], "--kinds", "cores", "--publish") == 0
