@@ -109,6 +109,11 @@ def memory_in_use() -> float:
     return max(shares)
 
 
+def pages_from_disk() -> int:
+    """Pages that were swapped out and had to be read again, of the whole machine."""
+    return psutil.swap_memory().sin // 4096
+
+
 def _shares(breakdown: Breakdown) -> dict[str, float]:
     """The share of the step that each takes."""
     computing = breakdown.share(*COMPUTING)

@@ -39,7 +39,7 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
     Module by module: a part may be in another mode than its model, such as a frozen BatchNorm.
     Nothing is touched, and no time lost, where all are in evaluation mode already.
     """
-    training = [model for model in models if _trains(model)]
+    training = [model for model in models if trains(model)]
     modes = {module: module.training for model in training for module in model.modules()}
     try:
         for model in training:
@@ -49,6 +49,17 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
         for module, mode in modes.items():
             if module.training != mode:
                 module.train(mode)  # some do more in it, as LoRA does
+
+
+def trains(model: nn.Module) -> bool:
+    """Return whether any part is in training mode: faster than a walk by `modules()`."""
+    left = [model]
+    while left:
+        module = left.pop()
+        if module.training:
+            return True
+        left += [part for part in module._modules.values() if part is not None]
+    return False
 
 
 def infer(model: nn.Module, x):
@@ -140,17 +151,6 @@ def concatenate(parts: list):
     """
     join = lambda *each: torch.cat(each) if isinstance(each[0], Tensor) else each[0]  # noqa: E731
     return tree_map(join, *parts)
-
-
-def _trains(model: nn.Module) -> bool:
-    """Whether any part is in training mode; a walk by `modules()` takes several times as long."""
-    left = [model]
-    while left:
-        module = left.pop()
-        if module.training:
-            return True
-        left += [part for part in module._modules.values() if part is not None]
-    return False
 
 
 def _leaf_to_float32(leaf):

@@ -19,21 +19,18 @@ import torch
 import torch.distributed as dist
 
 WARM_UP = 2  # untimed all-reduces of each size: connections, buffers, TCP's window
+PATIENCE = 60.0  # seconds to wait for a process that does not come, or stops answering
 
 
-def all_reduce_seconds(
-    floats: Iterable[int], *, repeats: int = 9, patience: float = 60.0
-) -> dict[int, list[float]]:
+def all_reduce_seconds(floats: Iterable[int], *, repeats: int = 9) -> dict[int, list[float]]:
     """Sum arrays of so many float32 over all processes; the seconds of each repetition, by size.
 
     Every process calls it with the same arguments. They start together only once: what follows is
     kept in step by the all-reduces themselves. With CPU tensors and gloo, which sums in a ring.
 
-    patience: seconds to wait for a process that does not come, or stops answering
-
     Raises RuntimeError where a process is missing or a sum is wrong.
     """
-    dist.init_process_group("gloo", timeout=timedelta(seconds=patience))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE))
     try:
         return {count: _repeat(count, repeats) for count in floats}
     finally:

@@ -9,7 +9,7 @@ the suite.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map  # torch has no public one
 
 from pt_impl.kit import data, detection
+from pt_impl.kit.calling import call, trains
 from shared import boxes
 from shared.specs import NO_LABEL, DetectorSpec, Recipe, Task
 
@@ -126,7 +127,7 @@ def make_train_step(model: nn.Module, optimizer: torch.optim.Optimizer, loss_fn:
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         optimizer.zero_grad(set_to_none=True)
-        loss = loss_fn(_call(model, x), y)
+        loss = loss_fn(call(model, x), y)
         loss.backward()
         optimizer.step()
         return loss.detach()
@@ -151,37 +152,19 @@ def make_predict(model: nn.Module) -> Predict:
     def predict(x: Tensor) -> Tensor:
         # Module by module: a part may be in another mode than its model, such as a frozen BatchNorm
         # or, in a model that is frozen, a head that is trained.
-        modes = {module: module.training for module in model.modules()} if _trains(model) else {}
+        modes = {module: module.training for module in model.modules()} if trains(model) else {}
         try:
             if modes:
                 model.eval()
             # What a model keeps of a call, such as a mask, is trained with later.
             with torch.no_grad() if modes else torch.inference_mode():
-                return _call(model, x)
+                return call(model, x)
         finally:
             for module, mode in modes.items():
                 if module.training != mode:
                     module.train(mode)  # some do more in it, as LoRA does
 
     return predict
-
-
-def _trains(model: nn.Module) -> bool:
-    """Whether any part is in training mode; a walk by `modules()` takes several times as long."""
-    left = [model]
-    while left:
-        module = left.pop()
-        if module.training:
-            return True
-        left += [part for part in module._modules.values() if part is not None]
-    return False
-
-
-def _call(model: nn.Module, x):
-    """Call the model as PyTorch's users do: a tuple is its arguments, a mapping its keywords."""
-    if isinstance(x, Mapping):
-        return model(**x)
-    return model(*x) if isinstance(x, tuple) else model(x)
 
 
 def fit(step: Step, x: Tensor, y: Tensor, *, batch_size: int, epochs: int, seed: int) -> float:

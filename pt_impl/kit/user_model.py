@@ -63,7 +63,7 @@ class UserModel:
         lazy = any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters())
         if lazy and self.example is not None:
             with torch.no_grad():
-                _run(model, self.example)
+                calling.call(model, self.example)
         if weights is not None:
             import_weights(model, weights)
         self._loss, self._builds = loss, self._builds + 1
@@ -81,7 +81,7 @@ class UserModel:
         """The same of a Keras model: a loss of Keras takes (y, output)."""
         if self.example is not None and (not model.keras_model.built or not model.named_weights()):
             with torch.no_grad():
-                _run(model.eval(), self.example)
+                calling.call(model.eval(), self.example)
         if weights is not None:
             model.import_weights(weights)
         keras = sys.modules["keras"]
@@ -343,7 +343,7 @@ def check(file_model: UserModel, model: nn.Module, batch: tuple) -> dict:
     """
     x, y = batch
     model.train()
-    output = _fits("model", lambda: _run(model, x), x)
+    output = _fits("model", lambda: calling.call(model, x), x)
     loss = _fits("loss_fn(output, y)", lambda: file_model.loss(output, y), x)
     check_order(file_model._loss)
     if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.dim():
@@ -369,11 +369,6 @@ def check(file_model: UserModel, model: nn.Module, batch: tuple) -> dict:
         "has_optimizer": file_model._remade is not None,
         "own_step": "training_step" if hasattr(model, "training_step") else None,  # Lightning's
     }
-
-
-def _run(model: nn.Module, x):
-    arguments, named = calling.call_arguments(model, x)
-    return model(*arguments, **named)
 
 
 def is_out_of_memory(error: Exception) -> bool:

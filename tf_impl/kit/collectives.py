@@ -18,24 +18,21 @@ from time import perf_counter
 import tensorflow as tf
 
 WARM_UP = 2  # untimed all-reduces of each size: connections, buffers, TCP's window
+PATIENCE = 60.0  # seconds to wait for a worker that stops answering
 
 
-def all_reduce_seconds(
-    floats: Iterable[int], *, repeats: int = 9, patience: float = 60.0
-) -> dict[int, list[float]]:
+def all_reduce_seconds(floats: Iterable[int], *, repeats: int = 9) -> dict[int, list[float]]:
     """Sum arrays of so many float32 over all workers; the seconds of each repetition, by size.
 
     Every worker calls it with the same arguments. They start together only once: what follows is
     kept in step by the all-reduces themselves. With CPU tensors, summed in a ring.
-
-    patience: seconds to wait for a worker that stops answering
 
     Raises RuntimeError where a sum is wrong; tf.errors.OpError where a worker is missing.
     """
     communication = tf.distribute.experimental
     strategy = tf.distribute.MultiWorkerMirroredStrategy(
         communication_options=communication.CommunicationOptions(
-            timeout_seconds=patience,
+            timeout_seconds=PATIENCE,
             implementation=communication.CommunicationImplementation.RING,
         )
     )

@@ -153,7 +153,7 @@ def modes(given: Subject, arguments) -> Iterator[Mode]:
     step = partial(given.step, *arguments)
     if not eager:  # Keras's own fit would be
         model = kept[0]
-        step = partial(_call, model, x)
+        step = partial(calling.call, model, x)
     everywhere = tf.config.functions_run_eagerly()
     (slow,) = health.in_turns(step)
     tf.config.run_functions_eagerly(False)
@@ -197,11 +197,6 @@ def _runs_eagerly(given: Subject, arguments) -> bool:
     return any(seen)
 
 
-def _call(model, x):
-    arguments, named = calling.call_arguments(model, x)
-    return model(*arguments, **named, training=False)
-
-
 def predicting(given: Subject, arguments, in_a_loop: bool) -> Predicting | None:
     """What `predict` takes a call, where the step calls it or the file does so in a loop."""
     asked = []  # the model, its inputs and seconds of each call
@@ -220,7 +215,7 @@ def predicting(given: Subject, arguments, in_a_loop: bool) -> Predicting | None:
     if not asked:
         return None
     model, x, _ = asked[0]
-    direct = tf.function(partial(_call, model))
+    direct = tf.function(partial(calling.call, model))
     x = tf.nest.map_structure(tf.convert_to_tensor, x)
     (direct_s,) = health.in_turns(lambda: first(direct(x)).numpy())
     size = len(leaves(x)[0])

@@ -16,7 +16,7 @@ import tensorflow as tf
 from shared import boxes
 from shared.specs import NO_LABEL, DetectorSpec, Recipe, Task
 from tf_impl.kit import data, detection
-from tf_impl.kit.calling import call_arguments
+from tf_impl.kit.calling import add_own_losses, call, scale_loss
 
 Step = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 Predict = Callable[[tf.Tensor], tf.Tensor]
@@ -123,8 +123,8 @@ def make_train_step(
     @tf.function(jit_compile=False)
     def step(x, y):
         with tf.GradientTape() as tape:
-            loss = _with_own_losses(loss_fn(_call(model, x, training=True), y), model)
-            scaled = _scaled(loss, optimizer)
+            loss = add_own_losses(loss_fn(call(model, x, training=True), y), model)
+            scaled = scale_loss(loss, optimizer)
         gradients = tape.gradient(scaled, variables)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
@@ -155,25 +155,9 @@ def make_predict(model: tf.keras.Model) -> Predict:
     # A smaller last batch makes a graph for any batch size, not one for each.
     @tf.function(jit_compile=False, reduce_retracing=True)
     def predict(x):
-        return _call(model, x, training=False)
+        return call(model, x, training=False)
 
     return predict
-
-
-def _call(model, x, training: bool):
-    arguments, named = call_arguments(model, x)
-    return model(*arguments, **named, training=training)
-
-
-def _with_own_losses(loss, model):
-    """Add the model's own losses (of regularisers, of `add_loss`) as `fit` does, in float32."""
-    loss = tf.cast(loss, tf.float32) if loss.dtype.size < 4 else loss
-    return sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
-
-
-def _scaled(loss, optimizer):
-    """The loss to take gradients of: Keras 3's LossScaleOptimizer divides them by its scale."""
-    return optimizer.scale_loss(loss) if hasattr(optimizer, "scale_loss") else loss
 
 
 def fit(

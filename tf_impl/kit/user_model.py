@@ -48,7 +48,7 @@ class UserModel:
         """A model with these weights. Raises BadFile where `make` returns something else."""
         model, loss, optimizer = _parts(self.make())
         if self.example is not None and (not model.built or not model.weights):
-            _run(model, self.example, training=False)
+            calling.call(model, self.example, training=False)
         if weights is not None:
             import_weights(model, weights)
         self._loss, self._last = loss, optimizer
@@ -182,7 +182,7 @@ def check(file_model: UserModel, model: tf.keras.Model, batch: tuple) -> dict:
             " model: let the model say it, by kernel_regularizer or add_loss"
         )
     with tf.GradientTape() as tape:
-        output = _fits("model", lambda: _run(model, x, training=True), x)
+        output = _fits("model", lambda: calling.call(model, x, training=True), x)
         loss = _fits("loss_fn(output, y)", lambda: file_model.loss(output, y), x)
     if not isinstance(file_model._loss, tf.keras.losses.Loss):
         check_order(file_model._loss)
@@ -235,11 +235,6 @@ def _read_by(loss: Callable) -> list:
         elif not inspect.ismodule(value) and not isinstance(value, type):
             left += getattr(value, "__dict__", {}).values()
     return found
-
-
-def _run(model: tf.keras.Model, x, training: bool):
-    arguments, named = calling.call_arguments(model, x)
-    return model(*arguments, **named, training=training)
 
 
 def is_out_of_memory(error: Exception) -> bool:
