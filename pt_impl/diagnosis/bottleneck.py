@@ -1,26 +1,27 @@
-"""Bottleneck: which resource holds a train step back, with its evidence.
+"""Bottleneck: which resource limits a train step, with the evidence.
 
     print(find_bottleneck(step, batches))  # a verdict, and the lines that say why
 
 What it changes: nothing. It profiles the step and names one of input, overhead, arithmetic, memory
-bandwidth, memory size and communication. It decides by the shares of the step's time and by what
-operators do in it. A step whose time goes to matrix products and convolutions is healthy: only
-cheaper computation helps it. `twinbench diagnose` runs it, and adds the techniques that were
+bandwidth, memory size and communication. It decides by the shares of the step's time and by kinds
+of operators. A step that spends its time in matrix products and convolutions is healthy: only
+cheaper computation makes it faster. `twinbench diagnose` runs it, and adds the techniques that were
 measured to help.
 
 Its twin: `tf_impl/diagnosis/bottleneck.py`.
 
 Where the frameworks differ and why:
-- PyTorch: a value that a step reads (`.item()`) is an operator, `aten::_local_scalar_dense`.
-- TensorFlow: Python in a graph is an operator (`EagerPyFunc`). Reading a result after the graph is
-  a gap.
-- PyTorch dispatches small operators from Python, a few microseconds each. A graph's cost about one.
-  So a tiny model has more overhead in PyTorch, unless the TensorFlow step has no `tf.function`.
+- PyTorch: reading a value in a step (`.item()`) is an operator, `aten::_local_scalar_dense`.
+- TensorFlow: Python code in a graph is an operator (`EagerPyFunc`). Reading a result after the
+  graph shows as a gap.
+- PyTorch dispatches small operators from Python, in a few microseconds each. A graph needs about
+  one. So a tiny model has more overhead in PyTorch, unless the TensorFlow step has no
+  `tf.function`.
 
 When it helps and when it hurts: it says what to try first. The limits are in
-`shared/bottlenecks.py`. A step near a limit has two bottlenecks, so look at all shares. It is about
-this machine and this batch: another batch size has another bottleneck. It is wrong where one
-operator does everything, such as a fused kernel of the user's.
+`shared/bottlenecks.py`. A step near a limit has two bottlenecks, so look at all shares. The answer
+holds for this machine and this batch size. It is wrong if one operator does everything, such as
+your own fused kernel.
 
 Run it alone: `python -m pt_impl.diagnosis.bottleneck digits-cnn` diagnoses a task of this suite, or
 a file that has a function `make() -> (step, batches)`.
@@ -31,10 +32,8 @@ Copy with it: `pt_impl/diagnosis/profiling.py`, `pt_impl/kit/checks/profiling.py
 
 from collections.abc import Callable, Iterable
 
-import psutil
-
 from pt_impl.diagnosis.profiling import profile_steps
-from shared.bottlenecks import Diagnosis, diagnose, memory_in_use
+from shared.bottlenecks import Diagnosis, diagnose, memory_in_use, pages_from_disk
 
 
 def find_bottleneck(
@@ -46,15 +45,10 @@ def find_bottleneck(
     folder: str = "",
 ) -> Diagnosis:
     """Profile the step and name what holds it back. Arguments are those of `profile_steps`."""
-    before = _pages_from_disk()
+    before = pages_from_disk()
     breakdown = profile_steps(step, batches, steps=steps, warmup=warmup, folder=folder)
-    faults = (_pages_from_disk() - before) / (2 * steps)
+    faults = (pages_from_disk() - before) / (2 * steps)
     return diagnose(breakdown, full=memory_in_use(), faults=faults)
-
-
-def _pages_from_disk() -> int:
-    """Pages that were swapped out and had to be read again, of the whole machine."""
-    return psutil.swap_memory().sin // 4096
 
 
 def main() -> None:

@@ -1,19 +1,19 @@
-"""Bottleneck: which resource holds a train step back, with its evidence.
+"""Bottleneck: which resource limits a train step, with the evidence.
 
     print(find_bottleneck(step, batches))  # a verdict, and the lines that say why
 
 What it changes: nothing. It profiles the step and names one of input, overhead, arithmetic, memory
-bandwidth, memory size and communication. It decides by the shares of the step's time and by what
-operators do in it. A step whose time goes to matrix products and convolutions is healthy: only
-cheaper computation helps it. `twinbench diagnose` runs it, and adds the techniques that were
+bandwidth, memory size and communication. It decides by the shares of the step's time and by kinds
+of operators. A step that spends its time in matrix products and convolutions is healthy: only
+cheaper computation makes it faster. `twinbench diagnose` runs it, and adds the techniques that were
 measured to help.
 
 Its twin: `pt_impl/diagnosis/bottleneck.py`, which says where the frameworks differ.
 
 When it helps and when it hurts: it says what to try first. The limits are in
-`shared/bottlenecks.py`. A step near a limit has two bottlenecks, so look at all shares. It is about
-this machine and this batch: another batch size has another bottleneck. It is wrong where one
-operator does everything, such as a fused kernel of the user's.
+`shared/bottlenecks.py`. A step near a limit has two bottlenecks, so look at all shares. The answer
+holds for this machine and this batch size. It is wrong if one operator does everything, such as
+your own fused kernel.
 
 Run it alone: `python -m tf_impl.diagnosis.bottleneck digits-cnn` diagnoses a task of this suite, or
 a file that has a function `make() -> (step, batches)`.
@@ -24,9 +24,7 @@ Copy with it: `shared/bottlenecks.py`, `shared/profiles.py`, `tf_impl/diagnosis/
 
 from collections.abc import Callable, Iterable
 
-import psutil
-
-from shared.bottlenecks import Diagnosis, diagnose, memory_in_use
+from shared.bottlenecks import Diagnosis, diagnose, memory_in_use, pages_from_disk
 from tf_impl.diagnosis.profiling import profile_steps
 
 
@@ -39,15 +37,10 @@ def find_bottleneck(
     folder: str = "",
 ) -> Diagnosis:
     """Profile the step and name what holds it back. Arguments are those of `profile_steps`."""
-    before = _pages_from_disk()
+    before = pages_from_disk()
     breakdown = profile_steps(step, batches, steps=steps, warmup=warmup, folder=folder)
-    faults = (_pages_from_disk() - before) / (2 * steps)
+    faults = (pages_from_disk() - before) / (2 * steps)
     return diagnose(breakdown, full=memory_in_use(), faults=faults)
-
-
-def _pages_from_disk() -> int:
-    """Pages that were swapped out and had to be read again, of the whole machine."""
-    return psutil.swap_memory().sin // 4096
 
 
 def main() -> None:
