@@ -14,10 +14,10 @@ Its twin: `tf_impl/compression/feature_distillation.py`.
 
 Where the frameworks differ and why:
 - PyTorch: a hook catches the output of any module. Functions such as `F.relu` have no name to
-  choose. The hook ends the teacher's pass after its layer by raising.
+  choose. The hook stops the teacher after that layer, by raising.
 - TensorFlow: layers are found in the graph of a functional or Sequential model, on its first level.
-  A subclassed model has no graph and is refused. A model of the teacher's first layers ends its
-  pass.
+  A subclassed model has no graph and is refused. A model that ends at the teacher's layer skips the
+  others.
 - Channels are the second axis of images in PyTorch and the last in TensorFlow.
 - `keras.distillation.FeatureDistillation` of Keras 3 has no regressor.
 

@@ -21,7 +21,7 @@ Where the frameworks differ and why:
 When it helps and when it hurts: use it after a loss became NaN, in a second run. A checked step
 copies all weights and waits for the device, so don't use it in every run.
 
-Run it alone: `python -m pt_impl.recipes.nonfinite` prints a checked step's cost and its message.
+Run it alone: `python -m pt_impl.recipes.nonfinite` prints a checked step's cost and message.
 
 Copy with it: `pt_impl/kit/calling.py`, `pt_impl/kit/values.py`, `shared/findings.py`.
 """

@@ -22,7 +22,7 @@ Turing), or for float16's three extra bits. With bfloat16 and float32 it only co
 gradients. Most CPUs emulate float16, which is for tests only.
 - Clip gradients after `scaler.unscale(optimizer)`: scaled ones exceed any bound.
 
-Run it alone: `python -m pt_impl.train_step.loss_scaling` prints a scale that is too high come down.
+Run it alone: `python -m pt_impl.train_step.loss_scaling` shows how too large a scale falls.
 
 Copy with it: `pt_impl/kit/calling.py`, `pt_impl/kit/checks/loss_scaling.py`,
 `pt_impl/kit/checks/mixed_precision.py`, `pt_impl/train_step/mixed_precision.py`.

@@ -1,4 +1,4 @@
-"""Recipes: what changes what is learned, not how fast a step runs.
+"""Recipes: they change what a model learns, not how fast a step runs.
 
 Read `schedules.py` first.
 """

@@ -17,7 +17,7 @@ Turing), or for float16's three extra bits. With bfloat16 and float32 it only co
 gradients. Most CPUs emulate float16, which is for tests only.
 - Clip gradients at the bound times `scaler.gradient_scale()`: they are scaled until the update.
 
-Run it alone: `python -m tf_impl.train_step.loss_scaling` prints a scale that is too high come down.
+Run it alone: `python -m tf_impl.train_step.loss_scaling` shows how too large a scale falls.
 
 Copy with it: `tf_impl/kit/calling.py`, `tf_impl/kit/checks/loss_scaling.py`,
 `tf_impl/kit/checks/mixed_precision.py`, `tf_impl/train_step/mixed_precision.py`.

@@ -4,7 +4,7 @@
     optimizer = tf.keras.optimizers.SGD(0.1)  # of the changed model
     step = make_train_step(model, optimizer, loss_fn, dtype="bfloat16", micro_batches=4)
 
-What it changes: each technique has a setting of one step. The defaults give the plain step. The
+What it changes: one step has a setting for each technique. The defaults give the plain step. The
 order, and its reasons:
 
 1. memory format: Keras rebuilds the model from its layers' configurations, which know nothing of
