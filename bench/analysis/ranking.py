@@ -1,10 +1,10 @@
 """What to use: `rank` orders the rows of a piece of work for a goal, within limits.
 
-In a framework the best is named among those that were shown to gain over their own baseline, keep
-accuracy, and are better than the plain code; of those that cannot be told from the first it is the
-one that takes least to get. Where none gains it is the plain code. Over both frameworks it is the
-better of these two. Shown to be better or worse is what lies wholly beyond 3%, of points gained
-beyond none.
+In each framework the best row is chosen among those that were shown to gain over their baseline,
+keep accuracy, and are better than the plain code. Of the rows that can't be told from the best, the
+one that needs least work is chosen. If none gains, it is the plain code. Over both frameworks it is
+the better of the two. Better or worse means that the whole interval is beyond 3%; of points gained,
+any.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ LARGE = 1e6  # parameters: from here on a step is mostly arithmetic
 
 
 def is_large(task: str) -> bool | None:
-    """Whether a task's model is a large one; None for a task that is not known (any more)."""
+    """Whether a task's model is large; None if the task is unknown."""
     known = TASKS.get(task)
     return known and parameter_count(known.model) >= LARGE
 
@@ -70,7 +70,7 @@ def is_large(task: str) -> bool | None:
 
 @dataclass(frozen=True)
 class Goal:
-    """An aim: which figure decides, and of which kinds of work."""
+    """An aim: which figure decides, and for which kinds of work."""
 
     name: str
     figure: str
@@ -108,7 +108,7 @@ OF_METRIC = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What a choice must keep to: points of the metric, bytes; and how many steps it is for."""
+    """Limits of a choice: points of accuracy lost, bytes of memory; and the number of steps."""
 
     accuracy_drop: float | None = None
     memory: float | None = None
@@ -122,8 +122,8 @@ class Limits:
 class Work:
     """A piece of work, and its rows in the order of their main figure.
 
-    `apart`: the technique, where its baseline was not shown to do the others' work; the framework,
-    where the frameworks' models are no twins.
+    `apart`: the technique, if its baseline was not shown to do the same work as the others; the
+    framework, if the frameworks' models differ.
     """
 
     kind: str
@@ -135,7 +135,7 @@ class Work:
 
     @property
     def title(self) -> str:
-        """digits-cnn, batch 128, train step; the largest batch is of no batch size."""
+        """ "digits-cnn, batch 128, train step"; a row about the largest batch has no batch size."""
         size = "" if self.kind == FIT else f"batch {self.batch_size}, "
         words = f"{self.task}, {size}{NAMES[self.kind]}"
         return f"{words} ({self.apart})" if self.apart else words
@@ -147,22 +147,22 @@ class Work:
 
     @property
     def members(self) -> list[Row]:
-        """The rows and their repeats."""
+        """The rows and their repeats in other techniques."""
         return [member for row in self.rows for member in row.members]
 
     @property
     def frameworks(self) -> list[str]:
-        """Those that have rows."""
+        """The frameworks that have rows."""
         return sorted({row.case.framework for row in self.rows})
 
     @property
     def large(self) -> bool | None:
-        """Whether its model is a large one; None for a task that is not known (any more)."""
+        """Whether its model is large; None if the task is unknown."""
         return is_large(self.task)
 
     @property
     def provisional(self) -> bool:
-        """Whether its steps were timed in one block, so that nothing of them has an interval."""
+        """Whether its steps were timed in one block only, so that they have no intervals."""
         times = [row.figures[TIME] for row in self.rows if TIME in row.figures]
         ratios = [row.ratios[TIME] for row in self.members if TIME in row.ratios]
         known = ratios or times
@@ -170,7 +170,7 @@ class Work:
 
     @cached_property
     def others(self) -> float | None:
-        """The share of the cores that other programs had beside its one block, if too large."""
+        """The share of the cores that other programs used during its one block, if too large."""
         if not self.provisional:
             return None
         names = {name for row in self.members for name in (row.case.id, row.case.program_id)}
@@ -180,7 +180,7 @@ class Work:
 
     @cached_property
     def noise(self) -> float:
-        """A ratio that one block may show of no difference: what the run's controls show."""
+        """A ratio that one block may show without a real difference, by the run's controls."""
         controls = [c for c in self.table.record.comparisons if c.kind == "control" and c.ratio]
         ratios = [control.ratio for control in controls]
         return max([1 + DELTA, *ratios, *(1 / ratio for ratio in ratios)])
@@ -192,7 +192,7 @@ class Work:
         return [g for g in GOALS.values() if self.kind in g.kinds and g.figure in named]
 
     def worded(self, goal: Goal) -> Goal:
-        """A goal in the words of what was measured here: of this metric, of a GPU's memory."""
+        """A goal in words for this work: with its metric, or a GPU's memory."""
         cases = [row.case for row in self.rows]
         if goal.figure == GAINED:
             metric = next((c.accuracy.metric for c in cases if c.accuracy), None)
@@ -208,7 +208,7 @@ class Work:
 
 
 def on_device(case: Case) -> bool:
-    """Whether its peak is that of a GPU."""
+    """Whether its peak memory is that of a GPU."""
     return case.memory is not None and case.memory.device_peak_bytes is not None
 
 
@@ -219,7 +219,7 @@ MAIN = {INPUT: RATE, DEVICES: RATE, PROBE: RATE, RECIPE: GAINED, FIT: BATCH}
 
 
 def works(record: Record) -> list[Work]:
-    """Every piece of work, that with the most rows first."""
+    """Every piece of work, the one with most rows first."""
     table = Table(record)
     grouped: dict[tuple, list[Row]] = {}
     proofs: dict[tuple, Case] = {}
@@ -345,7 +345,7 @@ LITTLE = 0.01  # share of a whole that does not decide how sure it is
 
 @dataclass(frozen=True)
 class Aim:
-    """A goal at a piece of work within limits: what is compared."""
+    """A goal at a piece of work, within limits."""
 
     work: Work
     goal: Goal
@@ -353,12 +353,12 @@ class Aim:
 
     @property
     def whole(self) -> bool:
-        """Whether a number of steps is asked for: their time, first call included."""
+        """Whether the time of a number of steps counts, with the first call."""
         return self.limits.steps is not None and self.goal.figure == TIME
 
     @property
     def provisional(self) -> bool:
-        """Whether nothing but one block's times decides."""
+        """Whether only the times of one block decide."""
         return self.goal.figure == TIME and self.work.provisional
 
     def figure(self, row: Row) -> Figure | None:
@@ -369,13 +369,13 @@ class Aim:
         return _of_steps(row, self.limits.steps, self.work.table)
 
     def level(self, row: Row) -> float:
-        """The figure as a number of which less is better."""
+        """The figure as a number, of which less is better."""
         return level(self.goal.figure, self.figure(row))
 
     def ratio(self, row: Row, other: Row) -> Figure | None:
-        """The figure of a row over that of another; None where the two did unlike work.
+        """The figure of a row over that of another; None if the two did different work.
 
-        Of points gained, those that it reaches more, by the seeds that both trained with.
+        For points gained: the points more, over the seeds that both were trained with.
         """
         table, pair = self.work.table, (self.figure(row), self.figure(other))
         if self.goal.figure == TIME:
@@ -411,7 +411,7 @@ class Aim:
         return None
 
     def improves(self, row: Row) -> bool:
-        """Whether that was shown to be better; in one block, whether it is by more than noise."""
+        """Whether the figure was shown to be better; with one block, by more than noise."""
         gain = self.gain(row)
         if row.is_baseline or gain is None:
             return False
@@ -422,14 +422,14 @@ class Aim:
         return is_better(self.goal.figure, gain)
 
     def told_worse(self, row: Row, other: Row) -> bool:
-        """Whether a row is told from another as worse: by any difference, else in their order."""
+        """Whether a row can be told to be worse than another: by any difference, else by order."""
         ratio = self.ratio(row, other)
         if ratio is None or ratio.bounds is None:
             return self.level(row) > self.level(other)
         return is_worse(self.goal.figure, ratio, margin=0.0)
 
     def refused(self, row: Row) -> str | None:
-        """Which limit a row breaks, or cannot be shown to keep."""
+        """Which limit a row exceeds, or can't be shown to keep; None if none."""
         if row.verdict == DIFFERENT:
             return "it was not shown to do its baseline's work"
         if self.limits.memory is not None:
@@ -492,11 +492,11 @@ def _less(points: Figure, others: Figure) -> Figure:
 
 @dataclass(frozen=True)
 class Placed:
-    """Where a row stands beside the best, and why it is left out where it is.
+    """Where a row is placed relative to the best, and why it is left out if it is.
 
-    `place`: "equal" where it was not shown to be worse, "worse", "next" where it was measured once
-    and is in order of that; "unknown" where its accuracy was not measured, "refused" where it
-    breaks a limit, "lacking" where its figure was not measured.
+    `place`: "equal" was not shown to be worse; "worse"; "next" was measured once and is placed by
+    that; "unknown": its accuracy was not measured; "refused": it exceeds a limit; "lacking": it has
+    no figure.
     """
 
     row: Row
@@ -506,12 +506,12 @@ class Placed:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The rows of a piece of work for a goal, in a framework or over both.
+    """The rows of a piece of work for a goal, in one framework or over both.
 
-    `best`: what to use. `plain`: the best baseline. `gaining`: what gains over its own baseline,
-    keeps to the limits and is better than the plain code; of these, `alike` cannot be told from the
-    best. `cheapest`: takes less to get than the best, a baseline that was not shown to be worse, or
-    else the gaining row that takes least. `tempting` would be better, but was not shown to keep
+    `best`: what to use. `plain`: the best baseline. `gaining`: rows that gain over their baseline,
+    keep the limits and are better than the plain code; of these, `alike` can't be told from the
+    best. `cheapest`: needs less work than the best: a baseline that was not shown to be worse, or
+    else the gaining row that needs least. `tempting`: would be better, but was not shown to keep
     accuracy. `tried`: all changes that have the figure. `others`: every row but the best, in order.
     """
 
@@ -537,7 +537,7 @@ class Ranking:
         return self.aim.goal
 
     def placed(self, *places: str) -> list[Row]:
-        """The others that stand in these places."""
+        """The other rows in these places."""
         return [other.row for other in self.others if other.place in places]
 
     def better(self, row: Row) -> bool:
@@ -548,7 +548,7 @@ class Ranking:
 def rank(
     work: Work, goal: Goal, limits: Limits = Limits(), framework: str | None = None
 ) -> Ranking | None:
-    """What to use; None where no row has the figure and keeps to the limits."""
+    """What to use; None if no row has the figure and keeps the limits."""
     aim = Aim(work, work.worded(goal), limits)
     if framework is not None:
         return _rank(aim, framework)
@@ -649,7 +649,7 @@ DECIDING = (TIME, RATE, MEMORY, SIZE, FIRST_CALL, START)
 
 
 def beaten(work: Work) -> dict[str, Row]:
-    """By the ids of their cases, rows that another beats that keeps accuracy, with that one."""
+    """By case id, the rows that are worse than another row that keeps accuracy, with that row."""
     goal = next(goal for goal in GOALS.values() if goal.figure == work.main)
     aim = Aim(work, goal, Limits())
     safe = [row for row in work.rows if row.accuracy.kept]

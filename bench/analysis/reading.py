@@ -1,4 +1,4 @@
-"""A record's file, its rows, and which comparison belongs to which."""
+"""Reads a record's file, and finds its rows and comparisons."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from bench.record import INFERENCE, Case, Comparison, Record, decode
 
 
 def load(path: str | Path) -> Record:
-    """Read a record: `path` is a results.json or the folder that holds one.
+    """Read a record. `path`: a results.json or its folder.
 
     Rows of older records get what their benchmark files declare today, see
-    `bench.analysis.declared`. Raises ValueError with one clear line where there is no record or
-    where it can't be read.
+    `bench.analysis.declared`. Raises ValueError with one line if there is no record or it can't be
+    read.
     """
     file = results_file(path)
     try:
@@ -37,10 +37,10 @@ def load(path: str | Path) -> Record:
 
 
 def results_file(path: str | Path) -> Path:
-    """`path` itself, or the results.json in it where it is a folder.
+    """`path`, or the results.json in it if it is a folder.
 
-    Of a folder of runs it is that of the latest. `latest` is a file with a folder's name where
-    there are no symbolic links.
+    In a folder of runs it is that of the latest. Without symbolic links, `latest` is a file with
+    the name of a folder.
     """
     path = Path(path)
     if not (path / "results.json").exists() and (path / "latest").exists():
@@ -52,7 +52,7 @@ def results_file(path: str | Path) -> Path:
 
 @dataclass(frozen=True)
 class Row:
-    """A variant at one batch size: its case in each framework, where there is one."""
+    """A variant at one batch size: its case in each framework that has one."""
 
     label: str
     pt: Case | None
@@ -60,7 +60,7 @@ class Row:
 
     @property
     def cases(self) -> list[Case]:
-        """Those that there are."""
+        """Its cases."""
         return [case for case in (self.pt, self.tf) if case]
 
 
@@ -73,7 +73,7 @@ class View:
     cases: dict[str, Case]
 
     def with_baseline(self, case: Case | None) -> Comparison | None:
-        """The comparison of `case` with its framework's baseline, or with what it names instead."""
+        """The comparison of `case` with its baseline, or with the variant that it names."""
         for comparison in self.comparisons if case else ():
             if comparison.kind == "baseline" and comparison.numerator == case.id:
                 base = self.cases.get(comparison.denominator)
@@ -83,7 +83,7 @@ class View:
         return None
 
     def twins(self, row: Row) -> Comparison | None:
-        """The comparison of PyTorch with the row's TensorFlow case, both of the row's variant."""
+        """The comparison of the row's PyTorch case with its TensorFlow case."""
         for comparison in self.comparisons if row.tf else ():
             if comparison.kind == "framework" and comparison.denominator == row.tf.id:
                 twin = self.cases.get(comparison.numerator)
@@ -92,7 +92,7 @@ class View:
         return None
 
     def others(self, batch: int) -> list[Comparison]:
-        """The comparisons at a batch size that are of no row: best against best, say."""
+        """The other comparisons at a batch size, such as best against best."""
         of_rows = [
             comparison
             for row in self.rows.get(batch, [])
@@ -101,13 +101,13 @@ class View:
         return [c for c in self.comparisons if c.batch_size == batch and c not in of_rows]
 
     def framework(self, comparison: Comparison) -> str | None:
-        """The framework that both cases are of; None where they are of different ones."""
+        """The framework of both cases; None if they differ."""
         sides = (self.cases.get(name) for name in (comparison.numerator, comparison.denominator))
         both = {case and case.framework for case in sides}
         return both.pop() if len(both) == 1 else None
 
     def pair(self, comparison: Comparison) -> str:
-        """The pair in words; the framework is named where it is not the same on both sides."""
+        """The pair in words; frameworks are named if they differ."""
         names = (comparison.numerator, comparison.denominator)
         first, second = map(self.cases.get, names)
         if not first or not second:
@@ -122,7 +122,7 @@ class View:
 
 
 def rows_of(cases: Iterable[Case]) -> list[Row]:
-    """One row a variant, with both frameworks; a second Keras flavour gets a row of its own."""
+    """One row per variant, with both frameworks; a second Keras flavour gets its own row."""
     variants: dict[str, dict[str, list[Case]]] = {}
     for case in cases:
         sides = variants.setdefault(case.variant, {"pt": [], "tf": []})
@@ -142,7 +142,7 @@ def _label(variant: str, pt: Case | None, tf: Case | None) -> str:
 
 
 def view(record: Record, technique: str, task: str) -> View:
-    """The rows and comparisons of `technique` at a task, by its title; controls are noise."""
+    """The rows and comparisons of `technique` at a task title. Controls are left out."""
     cases = [c for c in _of(record.cases, technique, task) if c.role != "control"]
     batches = dict.fromkeys(case.batch_size for case in cases)
     return View(
@@ -162,11 +162,11 @@ def task_of(title: str) -> str:
 
 
 def techniques(record: Record) -> list[str]:
-    """Names of the techniques that have cases, in the order of the record."""
+    """The techniques that have cases, in the order of the record."""
     return list(dict.fromkeys(case.technique for case in record.cases))
 
 
 def tasks(record: Record, technique: str) -> list[str]:
-    """The titles of the tasks of which `technique` has cases, in the order of the record."""
+    """The titles of the tasks for which `technique` has cases, in the order of the record."""
     of_technique = (case.task_title for case in record.cases if case.technique == technique)
     return list(dict.fromkeys(of_technique))

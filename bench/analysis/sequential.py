@@ -1,15 +1,15 @@
-"""Ratios and verdicts of a run: over all of its blocks, or at looks, where who is decided leaves.
+"""Ratios and verdicts of a run, over all blocks or at looks, after which decided cases leave.
 
-The intervals of all looks hold at once (see `bounds`), so that what one of them excludes stays
-excluded: a ratio's interval is their intersection, and no later look undoes a verdict. Without
-looks there is one interval, over all blocks.
+The intervals of all looks hold at once (see `bounds`), so what one of them excludes stays excluded.
+A ratio's interval is their intersection, and no later look undoes a verdict. Without looks there is
+one interval, over all blocks.
 
-A variance from three blocks has two degrees of freedom, and decides nothing. The comparisons
-of one piece of work between the same frameworks share theirs: each has its own variance and, as
-if from `PRIOR` more degrees of freedom, the mean of the others' (Smyth, 2004). Where they are
-fewer, as of large models, they count for one each: most have the same baseline, and so its noise.
-How often ratios of two runs then lie within their intervals, `twinbench validate replay` says of
-records; both rules were chosen by eight of them.
+A variance from three blocks has two degrees of freedom and decides little. So comparisons of one
+piece of work between the same frameworks share theirs: each has its variance and, as if from
+`PRIOR` more degrees of freedom, the mean of the others' (Smyth, 2004). If they are fewer, as for
+large models, each counts as one degree: most have the same baseline, and so its noise. `twinbench
+validate replay` shows how often ratios of two runs then lie within their intervals. Both rules were
+chosen on eight records.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DECIDED = ("faster", "slower", "equivalent")
 
 @dataclass(frozen=True)
 class Pair:
-    """Two cases of one fit. Pairs of the same `kin` have noise of the same kind."""
+    """Two cases of one fit. Pairs of the same `kin` have the same kind of noise."""
 
     top: str
     bottom: str
@@ -40,9 +40,9 @@ class Pair:
 def judge(
     fit: Fit, pairs: Sequence[Pair], looks: Looks, prior: float = PRIOR
 ) -> list[Ratio | None]:
-    """The ratio of each pair with the verdict of all looks so far; None where no block has both.
+    """The ratio of each pair with the verdict of all looks so far; None if no block has both.
 
-    Without `looks` that is the verdict of all blocks.
+    Without `looks` it is the verdict of all blocks.
     """
     last = {pair: max(fit.shared(pair.top, pair.bottom), default=-1) + 1 for pair in pairs}
     every = {look for blocks in last.values() if blocks > 1 for look in taken(looks, blocks)}

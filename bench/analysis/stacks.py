@@ -1,6 +1,6 @@
-"""Which rows of a train step go together: those that were faster, as the settings of one stack.
+"""Which changes of a train step are combined: the settings of all rows that were faster.
 
-Gains don't multiply: a stack is measured, not computed.
+Gains don't multiply, so the combination is measured like any row.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def winners(record: Record, framework: str, task: str) -> Settings:
 
 
 def stacked(record: Record, case: Case) -> tuple[Settings, str | None]:
-    """What a row stacks, by its framework and whether it keeps the mathematics; or why nothing."""
+    """The settings to combine, or the reason why there are none."""
     if not any(comparison.verdict for comparison in record.comparisons):
         return {}, "one block shows of nothing that it is faster: give it time for several"
     settings = winners(record, case.framework, case.task)

@@ -1,13 +1,13 @@
 """The tidy table of a record: every figure of every row, and its ratio to its baseline's.
 
-A row may name another variant that its figures are compared with (`against`).
+A row may name another variant to be compared with (`against`).
 
-A figure has an interval where processes were repeated, a range where one process repeated itself,
-neither where it was measured once, and is exact where it is a count or the size of a file. Of two
-times the ratio is that of the blocks that both played, whose interval is narrower than those of the
-times. Peaks of memory, first calls, starts and rates of pipelines and replicas are measured at one
-time of a run, in a few processes a row or in one: their ratios have the scatter of the rows that
-the same run measured in several, and that from run to run, `BETWEEN_RUNS`.
+A figure has an interval if several processes measured it, a range if one process measured it
+repeatedly, and neither if it was measured once. Counts and file sizes are exact. The ratio of two
+times is over the blocks that have both, so its interval is narrower than those of the times. Peak
+memory, first calls, starts, and rates of pipelines and replicas are measured at one time of a run,
+in one process or a few. Their ratios have the scatter of the rows that the same run measured in
+several processes, and the scatter from run to run, `BETWEEN_RUNS`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ NOT_COMPARABLE = "not the same work"
 class Figure:
     """A figure or a ratio of two, in base units. `kind`: interval, range, once or exact.
 
-    `count`: of how many processes it is, where it is of one or a few.
+    `count`: the number of processes, if it was one or a few.
     """
 
     value: float
@@ -63,11 +63,11 @@ class Figure:
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """What to judge by; None of what was measured once."""
+        """The bounds to judge by; None if it was measured once."""
         return None if self.kind == "once" else (self.low, self.high)
 
     def turned(self) -> Figure:
-        """A ratio the other way round."""
+        """The inverse of a ratio."""
         return Figure(1 / self.value, _over(1, self.high), _over(1, self.low), self.kind)
 
 
@@ -77,7 +77,7 @@ def _over(top: float, bottom: float) -> float:
 
 
 def quotient(figure: Figure, other: Figure) -> Figure:
-    """A ratio by the bounds of both."""
+    """The ratio of two figures, by the bounds of both."""
     kinds = {figure.kind, other.kind}
     kind = next(kind for kind in ("once", "range", "interval", "exact") if kind in kinds)
     value = figure.value / other.value
@@ -88,16 +88,16 @@ def quotient(figure: Figure, other: Figure) -> Figure:
 
 
 def level(name: str, figure: Figure | None) -> float:
-    """A figure as a number of which less is better; without one nothing is worse."""
+    """A figure as a number, of which less is better; no figure counts as the worst."""
     if figure is None:
         return inf
     return -figure.value if name in MORE_IS_BETTER else figure.value
 
 
 def is_better(name: str, ratio: Figure) -> bool:
-    """Whether a ratio shows a better figure by its whole interval, beyond what counts as none.
+    """Whether the whole interval of a ratio shows a better figure, beyond the margin.
 
-    Points gained are none of a ratio: of them any will do.
+    Points gained are not a ratio: any gain counts.
     """
     if ratio.bounds is None or name == GAINED:
         return ratio.bounds is not None and ratio.low > 0
@@ -105,7 +105,7 @@ def is_better(name: str, ratio: Figure) -> bool:
 
 
 def is_worse(name: str, ratio: Figure, margin: float = DELTA) -> bool:
-    """Whether it shows a worse one; `margin`: what counts as none."""
+    """Whether the whole interval shows a worse figure; `margin`: what counts as no difference."""
     if ratio.bounds is None or name == GAINED:
         return ratio.bounds is not None and ratio.high < 0
     return ratio.high < 1 / (1 + margin) if name in MORE_IS_BETTER else ratio.low > 1 + margin
@@ -115,7 +115,7 @@ def is_worse(name: str, ratio: Figure, margin: float = DELTA) -> bool:
 
 
 def figures(case: Case) -> dict[str, Figure]:
-    """Every figure of a case by its name."""
+    """Every figure of a case, by name."""
     return {name: figure for name, figure in _figures(case) if figure}
 
 
@@ -208,7 +208,7 @@ COMPILES = 2.0
 
 
 def price(case: Case) -> tuple[int, str]:
-    """How much work it is to get a row, and its price in words ("" where it is free)."""
+    """How much work a row needs, as a rank and in words ("" for none)."""
     declared = case.price
     if declared and declared.epochs:
         trained = "a trained teacher, " if declared.teacher else ""
@@ -232,11 +232,11 @@ def _compiles(case: Case) -> bool:
 
 @dataclass(frozen=True)
 class Row:
-    """A case with all that is known of it, as it is ranked.
+    """A case with its figures, as it is ranked.
 
-    `base`: what it is compared with. `ratios`: its figures over those of `base`; of points gained,
-    those over its baseline. `effort`: how much work it is to get, `price`: what that takes, in
-    words. `comparison`: with `base`. `repeats`: other techniques' rows of the same program.
+    `base`: the case it is compared with. `ratios`: its figures over those of `base`; points gained
+    are over its baseline. `effort`: how much work it needs; `price`: the same in words.
+    `comparison`: with `base`. `repeats`: rows of other techniques that run the same program.
     """
 
     case: Case
@@ -251,17 +251,17 @@ class Row:
 
     @property
     def is_baseline(self) -> bool:
-        """Whether it is what others are compared with."""
+        """Whether other rows are compared with it."""
         return self.case.role == "baseline"
 
     @property
     def lacks(self) -> str | None:
-        """The variant that it is compared with, where that was not measured."""
+        """The variant it is compared with, if that was not measured."""
         return self.case.against if self.base is None else None
 
     @property
     def verdict(self) -> str | None:
-        """That of its time over its baseline's."""
+        """The verdict of its time over its baseline's."""
         return self.comparison.verdict if self.comparison else None
 
     @property
@@ -279,13 +279,13 @@ class Row:
 
     @property
     def time_ratio(self) -> Figure | None:
-        """The time of a step over its baseline's, or that of a sample."""
+        """The time of a step, or else of a sample, over its baseline's."""
         rate = self.ratios.get(RATE)
         return self.ratios.get(TIME) or (rate and rate.turned())
 
     @property
     def pays(self) -> bool:
-        """Whether it gains in some figure but its start."""
+        """Whether it gains in some figure other than its start."""
         return any(self.gains(name) for name in self.ratios if name not in (FIRST_CALL, START))
 
 
@@ -319,7 +319,7 @@ class Table:
         return Row(case, base, named, ratios, kept, *price(case), comparison=compared)
 
     def kept_on(self, row: Row) -> list[str]:
-        """The other tasks on which a row of the same name was trained and kept accuracy."""
+        """The other tasks on which the same variant was trained and kept accuracy."""
         if row.accuracy.trained:
             return []
         same = (row.case.technique, row.case.variant, row.case.framework)
@@ -340,9 +340,9 @@ class Table:
     def against_baseline(
         self, case: Case, name: str, variant: str | None = None
     ) -> tuple[Figure | None, str | None]:
-        """A figure over that of what it is compared with, or of another variant by its name.
+        """A figure over that of the case it is compared with, or of another variant by name.
 
-        Accuracy is held to the baseline, unless a variant is named.
+        Accuracy is compared with the baseline unless a variant is named.
         """
         cases = self.record.cases
         if variant is not None:
@@ -356,7 +356,7 @@ class Table:
     def between(self, case: Case, other: Case, name: str) -> tuple[Figure | None, str | None]:
         """A figure over that of any other case, or the reason why that is unknown.
 
-        "accuracy": points of it more than the other's; "gained": of any metric, more is better.
+        "accuracy": the difference in points; "gained": of any metric, more is better.
         """
         if name == TIME:
             return self._time(case, other)
@@ -378,9 +378,9 @@ class Table:
         return quotient(figure, other), None
 
     def noise(self, name: str, *of: Figure) -> tuple[float, float] | None:
-        """The variance within this run of figures' logarithm, or of their ratio's; its freedom.
+        """The variance of log figures, or their log ratio, within this run; degrees of freedom.
 
-        `of`: each a row's, of one process or a few. None where one has an interval already.
+        `of`: figures of a row, of one process or a few. None if one has an interval already.
         """
         # A rate that has an interval is that of a time, of many processes.
         others = ("exact", "interval") if name == RATE else ("exact",)
@@ -506,12 +506,12 @@ COLUMNS += tuple(f"{to}_{name}" for to in ("to_baseline", "pytorch_to_tensorflow
 
 
 def table(record: Record) -> list[dict[str, Any]]:
-    """A line for each figure of each row, by `COLUMNS`, as plain data in base units.
+    """One line per figure of each row, by `COLUMNS`, as plain data in base units.
 
-    `accuracy`: whether it is kept, "yes", "no", "not asked" or "not measured", or what a check
-    says, such as "loss kept" or "predictions can't be told". A row that did not run has one line,
-    without a figure. Ratios are to the baseline's figure, or that of the variant `against` (of
-    points gained, the points), and of times PyTorch's over TensorFlow's.
+    `accuracy`: whether it is kept: "yes", "no", "not asked" or "not measured", or the result of a
+    check, such as "loss kept" or "predictions can't be told". A row that did not run has one line
+    without a figure. Ratios are to the baseline or the variant `against`; for points gained, they
+    are points. For times there is also PyTorch's over TensorFlow's.
     """
     whole = Table(record)
     rows = {row.case.id: row for row in whole.rows}

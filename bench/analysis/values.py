@@ -1,4 +1,4 @@
-"""What numbers of a record are, and the limits that several modules share."""
+"""Checks of numbers, and limits that several modules share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_OTHERS = 0.05  # and that other processes may use
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is a number to reckon with: finite, and no truth value."""
+    """Whether `value` is a finite number, and no bool."""
     numeric = isinstance(value, int | float) and not isinstance(value, bool)
     return numeric and -LARGEST < value < LARGEST
 
@@ -23,7 +23,7 @@ def is_number(value: Any) -> bool:
 def finite(value: Any) -> Any:
     """The same value with None for NaN, infinities and floats beyond `LARGEST`.
 
-    Other floats are Python's own, which are what can be written as JSON.
+    Other floats become Python's, which JSON can write.
     """
     if isinstance(value, float):
         return float(value) if is_number(value) else None

@@ -1,8 +1,8 @@
 """From blocks to intervals and verdicts.
 
-The unit of replication is the process. A block gives one estimate of a log ratio (see `fit`); the
-interval over blocks is Student's t on log ratios. The margin below was fixed before anything was
-measured and is never tuned to an outcome.
+The unit of replication is the process. Each block gives one estimate of a log ratio (see `fit`).
+The interval is Student's t over these. The margin was fixed before anything was measured, and is
+never tuned to a result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BETWEEN_RUNS, BETWEEN_FREEDOM = 0.012, 1000.0
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with its two-sided t-interval; `low` and `high` are None below two values."""
+    """A mean with its two-sided t-interval; `low` and `high` are None for fewer than two values."""
 
     mean: float
     low: float | None
@@ -37,7 +37,7 @@ class Interval:
 
     @property
     def ci(self) -> tuple[float, float] | None:
-        """Both bounds, where there are any."""
+        """Both bounds, if there are any."""
         return None if self.low is None else (self.low, self.high)
 
 
@@ -53,7 +53,7 @@ def t_interval(values: list[float], level: float = 0.95) -> Interval:
 
 @cache
 def quantile(level: float, freedom: float) -> float:
-    """Student's t beyond which half of what `level` leaves lies; a record asks it often."""
+    """The quantile of Student's t for a two-sided interval at `level`; cached."""
     return float(stats.t.ppf(0.5 + level / 2, freedom))
 
 
@@ -61,8 +61,8 @@ def quantile(level: float, freedom: float) -> float:
 class Ratio:
     """A time ratio over blocks: geometric mean, 95% interval, sd of the log ratio, verdict.
 
-    `look`: after how many blocks it was decided, where a run ends early. `freedom`: of the sd,
-    where that is not of the `n` blocks alone.
+    `look`: after how many blocks it was decided, if a run ends early. `freedom`: of the sd, if it
+    is not only from the `n` blocks.
     """
 
     ratio: float
@@ -105,19 +105,19 @@ def verdict(wide: Interval, narrow: Interval) -> str:
 
 
 def shown_less(bounds: Sequence[float] | None) -> bool:
-    """Whether a ratio's whole interval lies below what counts as no difference; none shows none."""
+    """Whether a ratio's whole interval lies below the margin; False without an interval."""
     return bounds is not None and bounds[1] < 1 / (1 + DELTA)
 
 
 def shown_more(bounds: Sequence[float] | None) -> bool:
-    """Whether it lies wholly above that."""
+    """Whether a ratio's whole interval lies above the margin; False without an interval."""
     return bounds is not None and bounds[0] > 1 + DELTA
 
 
 def summed(parts: list[tuple[float, float]]) -> tuple[float, float]:
-    """The deviation of a sum, and its degrees of freedom (Welch and Satterthwaite).
+    """The standard deviation of a sum and its degrees of freedom (Welch and Satterthwaite).
 
-    `parts`: the variance of each summand with its own degrees of freedom.
+    `parts`: the variance of each summand with its degrees of freedom.
     """
     variance = sum(part for part, _ in parts)
     # Without any scatter an interval has no width, whatever the degrees of freedom.
@@ -126,7 +126,7 @@ def summed(parts: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 def half_width(within: tuple[float, float], between: float) -> float:
-    """Half a 95% interval, of the noise within a run and a variance from run to run.
+    """Half a 95% interval, from the variance within a run and that from run to run.
 
     `within`: a variance with its degrees of freedom.
     """
@@ -137,8 +137,8 @@ def half_width(within: tuple[float, float], between: float) -> float:
 def compare_runs(new: Ratio, old: Ratio, between: float = BETWEEN_RUNS) -> Ratio:
     """Judge how a ratio changed between two runs, new over old, by Welch's interval (1947).
 
-    The blocks of two runs are independent, and their noise need not be alike; `between`: the sd of
-    a log ratio from run to run, which no run sees. Raises ValueError for a run of one block.
+    The blocks of two runs are independent and may have different noise. `between`: the sd of a log
+    ratio from run to run, which one run can't show. Raises ValueError for a run of one block.
     """
     if new.sd is None or old.sd is None:
         raise ValueError("a run of one block has no noise to compare with")
@@ -163,13 +163,13 @@ def compare_accuracy(
     more_is_better: bool,
     looks: Looks = (),
 ) -> AccuracyDifference:
-    """Judge `values` against `baseline`, paired by seed, with two one-sided tests at `margin`.
+    """Judge `values` against `baseline`, paired by seed, by two one-sided tests at `margin`.
 
-    `looks`: numbers of seeds after which training ends where the verdict stands.
+    `looks`: numbers of seeds after which training ends if the verdict is final.
 
-    Returns the mean difference, its 95% interval and a verdict: "equivalent" (the 90% interval
-    lies inside the margin), "better" or "worse" (the 95% interval excludes zero), "inconclusive";
-    no interval and no verdict for fewer than FEWEST_SEEDS.
+    Returns the mean difference, its 95% interval and a verdict: "equivalent" (the 90% interval lies
+    inside the margin), "better" or "worse" (the 95% interval excludes zero), or "inconclusive".
+    There is no interval and no verdict for fewer than FEWEST_SEEDS.
     """
     differences = [value - base for value, base in zip(values, baseline, strict=True)]
     wide, narrow = (t_interval(differences, confidence(looks, p)) for p in (0.95, 0.90))

@@ -113,7 +113,7 @@ def _pool(host: Host, framework: str, known: Pools, by: str) -> Iterator[Finding
     if name == "OMP_NUM_THREADS":
         do += "; TensorFlow ignores this variable, so the frameworks have different thread counts"
     if not shown:
-        do = f"nothing: {host.usable} threads are not faster here; check on a quiet machine"
+        do = f"nothing: {host.usable} threads were not shown to be faster; check on a quiet machine"
     technique = "serving_threads" if shown else ""
     measured = _speed(host, known, threads)
     yield Finding(check, framework, what, measured, do, technique, wrong=shown)
@@ -123,10 +123,10 @@ def _speed(host: Host, known: Pools, threads: int) -> str:
     """The speed of a matrix product in a pool, and in one of the right size."""
     if not known.flops:
         return ""
-    measured = f"a matrix product runs at {known.flops / 1e9:.3g} GFLOP/s with {threads} threads"
+    measured = f"a matrix product runs at {known.flops / 1e9:.3g} GFLOP/s in a pool of {threads}"
     if known.gain:
         low, high = known.gain
-        return f"{measured}, and {low:.2g} to {high:.2g} times as fast with {host.usable}"
+        return f"{measured}, and {low:.2g} to {high:.2g} times as fast in one of {host.usable}"
     return f"{measured}, and keeps {known.busy:.1f} cores busy"
 
 

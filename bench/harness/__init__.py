@@ -1,1 +1,4 @@
-"""Processes, measurement, statistics and results. Only `worker.py` imports a framework."""
+"""The harness: it plans, starts processes, measures and writes the record.
+
+Only `worker.py` imports a framework.
+"""

@@ -1,4 +1,4 @@
-"""What a worker is asked where a case is trained for its accuracy."""
+"""Training for accuracy, in a worker."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ EVALUATED = 600  # samples at once at most: a third of the test images
 
 
 def even_batch(samples: int) -> int:
-    """A batch size that cuts so many samples into few and, as far as it can be, equal batches.
+    """A batch size that cuts so many samples into few batches of nearly equal size.
 
-    What is compiled or planned for each size of a batch is then made once, not for a rest, too.
+    What is compiled or planned per batch size is then made once, and not again for a remainder.
     """
     return ceil(samples / ceil(samples / EVALUATED))
 

@@ -1,6 +1,6 @@
-"""What a worker answers, by operation: each answer has a type, which the harness holds it to.
+"""The types of a worker's answers, by operation; the harness checks each answer against its type.
 
-Sizes are in bytes and times in seconds. What is not a finite number is None.
+Sizes are in bytes, times in seconds. None stands for a number that is not finite.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ Losses = list[Number | None]
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """What the answers have in common: they are immutable."""
+    """Base class of answers: immutable."""
 
 
 class Configured(Answer, frozen=True, kw_only=True):
-    """The settings that took effect. `keeps_freed_memory`: whether the C allocator does."""
+    """The settings that took effect. `keeps_freed_memory`: of the C allocator."""
 
     threads: dict[str, int | None]
     keeps_freed_memory: bool | None
 
 
 class Described(Answer, frozen=True, kw_only=True):
-    """A framework: versions, device, and its best products of each dtype in FLOP/s.
+    """A framework's versions, device, and best matrix products of each dtype in FLOP/s.
 
-    onednn: whether its operators on the CPU are oneDNN's, where it has them.
+    onednn: whether its operators on the CPU are oneDNN's; None if it has none.
     """
 
     versions: dict[str, str | None]
@@ -42,7 +42,7 @@ class Described(Answer, frozen=True, kw_only=True):
 
 
 class Built(Answer, frozen=True, kw_only=True):
-    """A case is prepared. `wrote`: whether the file of its predictions was written for that."""
+    """A case is ready. `wrote`: whether it wrote the file of its predictions."""
 
     weights_sha256: str
     wrote: bool
@@ -62,17 +62,17 @@ class NextSteps(Answer, frozen=True, kw_only=True):
 
 
 class Warmed(Answer, frozen=True, kw_only=True):
-    """How many steps make a sample, and what the harness adds to each."""
+    """How many steps make a sample, and the harness's cost per sample."""
 
     steps: int
     empty_s: float
 
 
 class Sample(Answer, frozen=True, kw_only=True):
-    """One sample: seconds and joules a step, and what the process did while it waited.
+    """One sample: seconds and joules per step, and what the process did while it waited.
 
-    `late_s`: how long after its end the result came, a step. `took_s`: from question to answer;
-    the harness notes it.
+    `late_s`: how long after its end the result came, per step. `took_s`: from request to answer,
+    noted by the harness.
     """
 
     seconds: float
@@ -85,14 +85,14 @@ class Sample(Answer, frozen=True, kw_only=True):
 
 
 class Proof(Answer, frozen=True, kw_only=True):
-    """The evidence that a technique happened, or the reason why it did not."""
+    """The evidence that a technique took effect, or the reason why it did not."""
 
     evidence: dict[str, Any] | None = None
     not_applied: str | None = None
 
 
 class Finished(Proof, frozen=True, kw_only=True):
-    """The end of a block: traces after warm-up and now, the peak, what the case imported."""
+    """The end of a block: traces after warm-up and now, peak memory, imported modules."""
 
     traces_before: int | None
     traces: int | None
@@ -101,15 +101,15 @@ class Finished(Proof, frozen=True, kw_only=True):
 
 
 class Compiled(Answer, frozen=True, kw_only=True):
-    """What a first program took to compile."""
+    """The time of a first program's compilation."""
 
     seconds: float
 
 
 class ColdStart(Proof, frozen=True, kw_only=True):
-    """A cold start, see `bench.record.ColdStart`, with what the case imported on its way.
+    """A cold start, see `bench.record.ColdStart`, and the modules the case imported.
 
-    `wrote`: whether the file of its predictions was written.
+    `wrote`: whether it wrote the file of its predictions.
     """
 
     first_call_s: float
@@ -121,13 +121,13 @@ class ColdStart(Proof, frozen=True, kw_only=True):
     wrote: bool
 
     def as_record(self) -> record.ColdStart:
-        """What of it stands in the record."""
+        """The part of it that the record keeps."""
         names = record.ColdStart.__struct_fields__
         return record.ColdStart(**{name: getattr(self, name) for name in names})
 
 
 class Probed(Answer, frozen=True, kw_only=True):
-    """The figures of a probe and its evidence. `paused`: it takes turns, and has more to do."""
+    """The figures of a probe, and its evidence. `paused`: it waits for its next turn."""
 
     metrics: dict[str, Metric] = {}
     evidence: dict[str, Any] | None = None
@@ -135,7 +135,7 @@ class Probed(Answer, frozen=True, kw_only=True):
 
 
 class TrainedSeed(Proof, frozen=True, kw_only=True):
-    """A training with one seed. `no_figure`: why a user's file gave no metric."""
+    """A training with one seed. `no_figure`: why a user's file returned no metric."""
 
     value: Number | None = None
     artifact: Artifact | None = None
@@ -145,7 +145,7 @@ class TrainedSeed(Proof, frozen=True, kw_only=True):
 
 
 class CheckedLoss(Answer, frozen=True, kw_only=True):
-    """A short training with one seed: the first batch's loss, and that of held-out samples."""
+    """A short training with one seed: the loss of the first batch, and of held-out samples."""
 
     first: Number | None
     held_out: Number | None

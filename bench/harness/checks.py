@@ -1,9 +1,9 @@
-"""Which rows are checked for what they keep, and their checks: see `keeping`.
+"""Which rows are checked for what they keep, and the checks themselves: see `keeping`.
 
-A row is checked that changes how it is trained or what it predicts, and is not trained to its
-metric: where its losses are its baseline's there is nothing to check. One whose steps take
-`SLOWEST` times as long as its baseline's is no gain, and not checked: where a CPU has to emulate
-bfloat16, such checks took a sixth of a run. Nothing is timed here.
+A row is checked if it changes training or predictions, and is not trained to its metric. A row
+whose losses equal its baseline's needs no check. A row whose steps take `SLOWEST` times as long as
+its baseline's is no gain, and is not checked: on a CPU that emulates bfloat16 such checks took a
+sixth of a run. Nothing is timed here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def expected(plan: Plan, state: RunState) -> list[Case]:
 
 
 def wanted(plan: Plan, state: RunState) -> list[Case]:
-    """The cases to check of what was measured: of those, and of others, whose losses differ."""
+    """The cases to check, by what was measured: those, and others whose losses differ."""
     measured = record.measured(plan, state)
     rows = [row.but(certificate=cases.certificate(row)) for row in resolved(measured.cases)]
     of_case = {row.id: row for row in rows}
@@ -123,9 +123,9 @@ def _can_be_checked(plan: Plan, case: Case) -> bool:
 
 
 def deployed(plan: Plan) -> list[Case]:
-    """A plain case for each task of which the run trains a model for predictions.
+    """One plain case for each task of which the run trains a model for predictions.
 
-    In PyTorch, where the run has it: both frameworks start from the same weights.
+    It is PyTorch's if the run has that; both frameworks start from the same weights.
     """
     predicted: dict[str, list[str]] = {}
     for case in plan.every:
@@ -151,7 +151,7 @@ def deployed(plan: Plan) -> list[Case]:
 
 @dataclass
 class Checked:
-    """What came of a case's check: one of both, or why there is none."""
+    """The result of a case's check, or why there is none."""
 
     loss: LossCheck | None = None
     predictions: Fidelity | None = None
@@ -168,9 +168,9 @@ def check(
     threads: int,
     done: Callable[[Case, Checked], None],
 ) -> None:
-    """Check each case in a process of one thread, as many at once as there are threads.
+    """Check each case in a process with one thread, as many at once as there are threads.
 
-    `done` is given each case's result as soon as it is there, one after the other.
+    `done` is called with each result when it is ready, one after the other.
     """
     keys = {case.id: replace(parent_key(case, 1), arm="main") for case in which}
     failures = processes.start_parents(keys.values())
@@ -220,9 +220,9 @@ def _check(processes: Processes, worker: Worker, case: Case, data: str, result: 
 def train_deployed(
     processes: Processes, which: list[Case], *, data: dict[str, str], threads: int
 ) -> dict[str, str]:
-    """Train the models of these cases' tasks for predictions; by task, why there is none.
+    """Train these cases' models for predictions; returns why one failed, by task.
 
-    As many at once as there are threads, each on one.
+    As many at once as there are threads, each with one thread.
     """
 
     def train(case: Case) -> str | None:

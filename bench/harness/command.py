@@ -1,4 +1,4 @@
-"""The command line of a run: as its record shows it, and the interpreters that it names."""
+"""The command line of a run: how the record shows it, and the interpreters that it names."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 
 def find_interpreter(given: str) -> str | None:
-    """The absolute path of a Python interpreter named by its path or command; None if it is none.
+    """The absolute path of a Python interpreter, by its path or command; None if it is none.
 
-    It must answer as Python does: plenty of programs end well whatever they are given.
+    It must answer like Python: many programs exit with status 0 whatever they are given.
     """
     path = shutil.which(given)
     if path is None:
@@ -29,7 +29,8 @@ def find_interpreter(given: str) -> str | None:
 def this_command() -> str:
     """The command line of this process, as a user would type it.
 
-    Of absolute paths the last part: records are published, and folders tell who made them.
+    Absolute paths are cut to their last part: records are published, and folders have names of
+    people.
     """
     program = Path(sys.argv[0])
     name = f"python -m {program.parent.name}" if program.stem == "__main__" else program.name

@@ -25,14 +25,14 @@ class OtherConditions(Exception):
 
 
 def of_machine(threads: int, model: dict[str, str] | None = None) -> Environment:
-    """The environment as far as no framework is asked; `model`: see `run.Settings`."""
+    """The environment before a framework is asked; `model`: see `run.Settings`."""
     return machine.describe(threads).but(seeds=[SEED], order=ORDER, model=model)
 
 
 def describe(
     processes: Processes, plan: Plan, environment: Environment
 ) -> tuple[Environment, dict[str, str]]:
-    """The whole environment, for which each framework is asked; why one can't be imported."""
+    """The whole environment, asking each framework; and why a framework can't be imported."""
     missing: dict[str, str] = {}
     products: dict[str, dict[str, Speed]] = {}
     watch = machine.Watch()
@@ -71,7 +71,7 @@ def describe(
 
 
 def at_end(processes: Processes, environment: Environment) -> Environment:
-    """The environment with the float32 products of each framework, measured once more."""
+    """The environment with the float32 products of each framework, measured again."""
     again = {}
     for name in environment.products:
         with suppress(Failed, Unsupported):
@@ -81,14 +81,14 @@ def at_end(processes: Processes, environment: Environment) -> Environment:
 
 
 class Device:
-    """A GPU, whose products a worker computes that waits in between."""
+    """A GPU: a waiting worker computes matrix products on it."""
 
     def __init__(self, processes: Processes, framework: str, threads: int) -> None:
         self._processes, self._asked = processes, (framework, threads)
         self._worker: Worker | None = None
 
     def float32_product(self) -> float | None:
-        """FLOP/s; None where the framework fails to compute it."""
+        """FLOP/s; None if the framework fails to compute it."""
         try:
             if self._worker is None:
                 self._worker = isolated_measurements.asked(self._processes, *self._asked)
@@ -100,7 +100,7 @@ class Device:
 
 
 def device(processes: Processes, environment: Environment) -> Device | None:
-    """The GPU of a run, by the first framework that computes there; None without one."""
+    """The GPU of a run, by the first framework that uses it; None without one."""
     names = [name for name, where in environment.devices.items() if not on_cpu(where)]
     return Device(processes, names[0], environment.threads) if names else None
 
@@ -122,7 +122,7 @@ def _disturbed(meanwhile: Attempt) -> float | None:
 
 
 def check_same(state: RunState, environment: Environment) -> None:
-    """Raise OtherConditions where a run that is taken up began under others than these."""
+    """Raise OtherConditions if a resumed run began under other conditions."""
     if not state.described:  # it ended before it had measured anything
         state.code = states.code()
         return
@@ -136,7 +136,7 @@ def check_same(state: RunState, environment: Environment) -> None:
 
 
 def note(plan: Plan, state: RunState, environment: Environment, missing: dict[str, str]) -> None:
-    """Keep the environment; what it lacks makes cases UNSUPPORTED: a framework, compiler or GPU."""
+    """Keep the environment. Cases that need what is missing become UNSUPPORTED."""
     if not state.described:
         state.environment = environment
     for case in plan.every:
@@ -156,7 +156,7 @@ def refuse(state: RunState, case: Case, reason: str) -> None:
 
 
 def not_started(framework: Framework, reason: str) -> str:
-    """Why a framework can't be started, with how to install it unless it failed by itself."""
+    """Why a framework can't be started, and how to install it if it is missing."""
     words = f"{framework.title} could not be started ({reason})"
     if re.match(r"(?!ModuleNotFoundError|ImportError)\w+Error: ", reason):
         return words

@@ -1,9 +1,9 @@
-"""The GPU of a run by its class, and work that is of its size.
+"""The class of a run's GPU, and tasks large enough for it.
 
-On a fast GPU a step of ten million parameters is the launching of its kernels, whatever the
-technique is. So there such tasks give their place to larger ones: ResNet-50 at 224 pixels, and a
-GPT and a BERT of base size. A table by memory and speed has their batches, chosen so
-that a step in float32 takes 20 to 200 ms by its FLOPs, before anything was measured of them.
+On a fast GPU, a step of a model with ten million parameters mostly launches kernels, whatever the
+technique. There such tasks are replaced by larger ones: ResNet-50 at 224 pixels, and a GPT and a
+BERT of base size. A table by memory and speed has their batch sizes. These were chosen by FLOPs,
+before anything was measured, so that a float32 step takes 20 to 200 ms.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ SM_CLOCK = 1  # NVML_CLOCK_SM
 class Gpu:
     """A GPU as its driver describes it.
 
-    `float32`: FLOP/s of all cores at the highest clock, without tensor cores: no float32 row uses
-    them, since TF32 is off.
+    `float32`: FLOP/s of all cores at the highest clock, without tensor cores, which no float32 row
+    uses because TF32 is off.
     """
 
     name: str
@@ -47,13 +47,13 @@ class Gpu:
     float32: float
 
     def holds(self, cases: Iterable[Case]) -> bool:
-        """Whether contenders fit into its memory together."""
+        """Whether the contenders fit into its memory together."""
         return sum(map(bytes_of, cases)) <= SHARE_OF_MEMORY * self.memory_bytes
 
 
 @dataclass(frozen=True)
 class GpuClass:
-    """GPUs with so many GiB and FLOP/s in float32 at least, and samples of a step's batch there."""
+    """GPUs with at least so many GiB and float32 FLOP/s, and their batch sizes."""
 
     memory: float
     float32: float
@@ -61,7 +61,7 @@ class GpuClass:
     sequences: int
 
     def batch_of(self, task: str) -> int:
-        """Samples of a batch of one of the larger tasks."""
+        """The batch size of one of the larger tasks."""
         return self.photos if task == "photos-resnet50" else self.sequences
 
 
@@ -75,7 +75,7 @@ CLASSES = (
 
 
 def class_of(gpu: Gpu) -> GpuClass | None:
-    """The class of a GPU; None where it is too small for larger work."""
+    """The class of a GPU; None if it is too small for the larger tasks."""
     for one in CLASSES:
         if gpu.memory_bytes >= one.memory * GIB and gpu.float32 >= one.float32:
             return one
@@ -83,7 +83,7 @@ def class_of(gpu: Gpu) -> GpuClass | None:
 
 
 def bytes_of(case: Case) -> float:
-    """About what a contender holds on the GPU."""
+    """An estimate of the memory of a contender on the GPU."""
     model, values = case.task.model, 0
     if not model.from_file:
         values = parameter_count(model)
@@ -94,7 +94,7 @@ def bytes_of(case: Case) -> float:
 
 
 def of_its_size(technique: Technique, gpu_class: GpuClass | None) -> Technique:
-    """A technique with larger tasks instead of those that are too small for a GPU."""
+    """A technique with larger tasks in place of those that are too small for a GPU."""
     if gpu_class is None:
         return technique
     workloads = dict.fromkeys(_larger(workload, gpu_class) for workload in technique.workloads)
@@ -120,9 +120,9 @@ def _larger(workload: Workload, gpu_class: GpuClass) -> Workload:
 
 
 def used_gpu(frameworks: Iterable[str], interpreters: dict[str, str]) -> Gpu | None:
-    """The first GPU that the frameworks compute on; None where one of them uses the CPU.
+    """The first GPU that the frameworks use; None if one of them uses the CPU.
 
-    interpreters: framework -> its interpreter, where it is not that of this process.
+    interpreters: framework -> its interpreter, if it is not this process's.
     """
     gpu = first_gpu()
     if gpu is None or class_of(gpu) is None:
@@ -148,7 +148,7 @@ class _Memory(ctypes.Structure):
 
 
 def first_gpu() -> Gpu | None:
-    """The first visible GPU, from NVIDIA's management library; None without one."""
+    """The first visible GPU, by NVIDIA's management library; None without one."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
     if not visible.isdigit():  # none, or a part of one
         return None

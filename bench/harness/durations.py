@@ -1,9 +1,9 @@
-"""How long parts of a run take, and how much memory: as earlier runs found it.
+"""How long the parts of a run take and how much memory they need, by earlier runs.
 
-A plan asks by case. What no earlier record of this class of machine in the results folder knows,
-the published record tells: its seconds are scaled by how fast both machines are. What that does not
-know is what its row took at other work, or others of its technique in its framework, or what was
-usual on two cores.
+The plan asks per case. First come records of this class of machine in the results folder. Then
+comes the published record, with seconds scaled by the speed of both machines. Then comes what the
+row took at other work, what others of its technique took in its framework, or a usual value on two
+cores.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ BEGINNING = ("start", "build", "first_call", "first_steps", "warm")
 
 @dataclass
 class Durations:
-    """Seconds by part and case, and bytes by case; `rounds` are those of the run to be planned.
+    """Seconds by part and case, and bytes by case; `rounds`: of the run to be planned.
 
-    `measured_as`: of a case that showed another's figures, as it runs the same program, that one.
-    `baselines`: what the baselines of a framework at a piece of work were measured as.
-    `describe_s` is what asking the frameworks takes, `parents_s` the parents of a pass. `lender`:
-    the machine that all seconds are of, where none of this class has been measured; `lent` are the
-    cases that it told of, `lacking` the instructions that it has and this machine does not.
+    `measured_as`: case -> the case that was measured for it, which runs the same program.
+    `baselines`: as what the baselines of a framework at a piece of work were measured.
+    `describe_s`: time to ask the frameworks; `parents_s`: time to start a pass's parents. `lender`:
+    the machine that all seconds are from, if none of this class was measured; `lent`: the cases
+    that it measured; `lacking`: instructions that it has and this machine lacks.
     """
 
     rounds: int = ROUNDS
@@ -52,7 +52,7 @@ class Durations:
     lacking: tuple[str, ...] = ()
 
     def of(self, part: str, case: Case) -> float:
-        """What a part takes for a case: "block", "cold", "probe", or "training" of a seed."""
+        """The seconds of a part for a case: "block", "cold", "probe", or "training" of a seed."""
         known = self.seconds.get(part, {})
         for name in (case.id, self.measured_as.get(case.id)):
             if name in known:
@@ -90,26 +90,26 @@ class Durations:
         return here + took - plain if took > plain else here * took / plain
 
     def of_match(self, cases: list[Case]) -> float:
-        """What a block of a match takes."""
+        """The seconds of a block of a match."""
         return sum(self.of("block", case) for case in cases)
 
     def of_pass(self, matches: list[list[Case]]) -> float:
-        """What a block of each of these matches takes, and the parents that they share."""
+        """The seconds of a block of each of these matches, with the parents that they share."""
         return self.parents_s * bool(matches) + sum(map(self.of_match, matches))
 
     def note_match(self, cases: list[Case], seconds: float) -> None:
-        """What a block of a match took, which tells more of the next one than other runs do."""
+        """Note what a block of a match took; it predicts the next one better than other runs do."""
         expected = {case.id: self.of("block", case) for case in cases}
         factor = seconds / sum(expected.values())
         took = {name: factor * value for name, value in expected.items()}
         self.seconds["block"] = self.seconds.get("block", {}) | took
 
     def memory(self, case: Case) -> int:
-        """What a contender holds at most."""
+        """The most memory that a contender needs, in bytes."""
         return self.bytes.get(case.id, max([USUAL_BYTES, *self._near(case)]))
 
     def follow(self, here: Environment) -> None:
-        """Scale what another machine lent, once the speed of this one is measured."""
+        """Scale another machine's times when the speed of this one is known."""
         if self.lender is None:
             return
         factor = _slower(here, self.lender)
@@ -118,7 +118,7 @@ class Durations:
         self.lender = None
 
     def note_same(self, case_id: str, measured: str, role: str) -> None:
-        """As what a case was measured: itself, or another that runs the same program."""
+        """Note as which case a case is measured: itself, or another that runs the same program."""
         _, work, side, _ = case_id.split("/")
         if case_id != measured:
             self.measured_as.setdefault(case_id, measured)
@@ -126,7 +126,7 @@ class Durations:
             self.baselines.setdefault((work, side), set()).add(measured)
 
     def note_alone(self, cases: list[Case]) -> None:
-        """That these are all that is planned: who shared another's training trains for itself."""
+        """Note that only these cases are planned: without others, each trains for itself."""
         planned, known = {case.id for case in cases}, self.seconds.get("training", {})
         for case in cases:
             same = self.measured_as.get(case.id)
@@ -134,7 +134,7 @@ class Durations:
                 known[case.id] = max(known.get(case.id, 0.0), known[same])
 
     def note_bytes(self, case_id: str, size: int | None) -> None:
-        """What a contender held in a block; the most counts."""
+        """Note the memory of a contender in a block; the largest counts."""
         if size:
             self.bytes[case_id] = max(size, self.bytes.get(case_id, 0))
 
@@ -146,10 +146,10 @@ class Durations:
 def learned(
     results: Path, environment: Environment, rounds: int, on_gpu: bool = False
 ) -> Durations:
-    """What the newest records in `results` of the class of machine of `environment` tell.
+    """Durations from the newest records in `results` of this class of machine.
 
-    Of what they do not tell, what the published record does, scaled to the speed of this machine;
-    where that is not measured yet, its machine is the `lender`. `on_gpu`: first that of a GPU.
+    What they lack comes from the published record, scaled to this machine's speed; until that is
+    measured, its machine is the `lender`. `on_gpu`: try records of a GPU first.
     """
     durations, of_here = Durations(rounds), list(_records(results, environment))
     published = list(filter(None, map(_read, [OF_A_GPU] * on_gpu + [PUBLISHED])))

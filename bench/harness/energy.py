@@ -1,8 +1,8 @@
-"""Energy as the machine counts it itself: of processor packages and memory (RAPL), and GPUs (NVML).
+"""Energy by the machine's counters: processor packages and memory (RAPL), and GPUs (NVML).
 
-Never an estimate: where no counter can be read there is no figure. Since 2020 Linux lets root alone
-read RAPL's (CVE-2020-8694); virtual machines mostly have none. A counter is that of a whole package
-or GPU, whoever uses it: a match's other contenders sleep while one is sampled.
+It is never estimated: without a readable counter there is no figure. Since 2020 only root may read
+RAPL on Linux (CVE-2020-8694), and most virtual machines have none. A counter covers a whole package
+or GPU, so the other contenders of a match sleep while one is sampled.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class Meter:
 
     @property
     def names(self) -> list[str]:
-        """The counters."""
+        """The names of the counters."""
         return sorted(self._counters)
 
     def start(self) -> None:
-        """Begin to count."""
+        """Start counting."""
         self._before = self._read()
 
     def stop(self) -> float | None:
-        """Joules since `start`, of all counters together; None where there is none."""
+        """Joules since `start`, over all counters; None if there are none."""
         now = self._read()
         if not now or not self._before:
             return None

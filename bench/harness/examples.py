@@ -1,6 +1,6 @@
-"""Samples of a task's training split, to record with, to calibrate, to check.
+"""Samples of a task's training split, for tracing, calibration and checks.
 
-Of a user's file they are those of its batches, in whatever structure x and y have there.
+For a user's file they come from its batches, in the file's structure of x and y.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shared import datasets, user_model
 
 
 def examples(work: Work, count: int, split: str = "train") -> tuple[Any, Any]:
-    """x and y of the first `count` samples of a split, or of all where there are fewer."""
+    """x and y of the first `count` samples of a split, or of all if there are fewer."""
     folder = Path(work.data)
     if work.task.dataset.kind == "file":
         return user_model.samples(folder, count)
@@ -23,7 +23,7 @@ def examples(work: Work, count: int, split: str = "train") -> tuple[Any, Any]:
 
 
 def zeros(work: Work, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """x and y of zeros, of the task's shapes and dtypes, to record with."""
+    """x and y of zeros, with the task's shapes and dtypes, for tracing."""
     spec = work.task.model
     if spec.family == "gpt":
         return (np.zeros((count, spec.sequence_length), np.int64),) * 2

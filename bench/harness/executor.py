@@ -1,4 +1,4 @@
-"""Carries out what the scheduler decides: starts parents, plays matches, measures in processes."""
+"""Carries out the scheduler's steps: starts parents, plays matches, measures in processes."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ TRIES, PAUSE_S = 3, 1.0  # of a sentinel, before the machine counts as changed
 
 
 class Executor:
-    """Measures with `processes`, and gives what it finds to the `recorder`.
+    """Measures with `processes`, and passes results to the `recorder`.
 
     `data`: the folder of each task's data. `memory_budget`: bytes, for the batch-size finder.
-    `device`: a GPU that sentinels look at as well.
+    `device`: a GPU whose speed is checked, too.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Executor:
         self.device = device
 
     def carry_out(self, step: Step) -> None:
-        """Take a step."""
+        """Carry out a step."""
         of_kind = {PASS: self.play_pass, TRAINING: self.train}
         of_kind |= {COLD_STARTS: self.cold_starts, PROBES: self.probes}
         of_kind |= {DEPLOYED: self.train_deployed, CHECKS: self.check}
@@ -64,7 +64,7 @@ class Executor:
     # Passes -------------------------------------------------------------------------------------
 
     def play_pass(self, block: int) -> None:
-        """A block of every match that lacks it, once more where the machine changed meanwhile."""
+        """Play a block of every match that lacks it, again if the machine's speed changed."""
         matches = self.scheduler.lacking(block)
         if not matches:
             return
@@ -129,7 +129,7 @@ class Executor:
         self.plan.durations.parents_s = time.monotonic() - begun
 
     def play(self, match: NumberedMatch, block: int) -> list[Case]:
-        """One block of one match; those for whom there was no memory."""
+        """Play one block of one match; returns the contenders that found no memory."""
         # A worker that is executed, not forked, would end with the thread that started it
         # (PR_SET_PDEATHSIG).
         alone = match.alone or not self.processes.forks
@@ -171,7 +171,7 @@ class Executor:
     # Processes of their own -----------------------------------------------------------------------
 
     def cold_starts(self) -> None:
-        """First calls and memory."""
+        """Measure first calls and memory."""
         cases = self.scheduler.cold_starts()
         if not cases:
             return
@@ -202,7 +202,7 @@ class Executor:
             self.recorder.save()
 
     def probes(self) -> None:
-        """What bench files measure themselves."""
+        """Run the probes of bench files."""
         cases = self.scheduler.probes()
         if not cases:
             return
@@ -243,9 +243,9 @@ class Executor:
         return note
 
     def train_deployed(self) -> None:
-        """The model of each task that is trained for predictions, before any is made.
+        """Train the model of each task that has predictions, before these are timed.
 
-        Where that fails predictions are of initial weights, and are not checked.
+        If that fails, predictions use initial weights, and are not checked.
         """
         which = [case for case in checks.deployed(self.plan) if self._lacks_model(case)]
         if not which:
@@ -262,7 +262,7 @@ class Executor:
         return not (self.processes.trained / f"{case.workload.task}.npz").exists()
 
     def check(self) -> None:
-        """What rows keep that are not trained to their metric: a loss, or predictions."""
+        """Check what rows keep that are not trained to their metric: a loss, or predictions."""
         cases, done = self.scheduler.checks(), []
         if not cases:
             return
@@ -282,7 +282,7 @@ class Executor:
             checks.check(self.processes, cases, data=self.data, threads=self.threads, done=note)
 
     def train(self, seeds: int) -> None:
-        """Train with so many seeds those whose accuracy is not decided by those that they have."""
+        """Train the cases with so many seeds whose accuracy fewer seeds did not decide."""
         cases, done = self.scheduler.training(seeds), []
         if not cases:
             return

@@ -51,9 +51,9 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def written_once(place: Path, write: Callable[[Path], object]) -> tuple[Path, bool]:
-    """The file or folder that `write(path)` has written in the folder `place`; whether just now.
+    """The file or folder that `write(path)` makes in `place`, and whether it was made just now.
 
-    It is found if it is whole: whoever writes has a folder of its own, and marks it at the end.
+    Processes may write at the same time: each writes into a new folder and marks it when complete.
     """
     for mark in place.glob("*/whole"):
         return mark.with_name("model"), False
@@ -67,7 +67,7 @@ def written_once(place: Path, write: Callable[[Path], object]) -> tuple[Path, bo
 def new_folder(results: Path) -> Path:
     """Make `results/<UTC time>` and point `results/latest` at it.
 
-    Raises OSError, and makes nothing, where that is a folder, as a copy of a link may be.
+    Raises OSError, and makes nothing, if `latest` is a folder, such as the copy of a link.
     """
     latest = results / "latest"
     if latest.is_dir() and not latest.is_symlink():

@@ -1,4 +1,4 @@
-"""What many bench files do alike: the framework's plain step, and the figures of a probe."""
+"""What many bench files need: the framework's plain step, and the figures of a probe."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from shared.specs import parameter_shapes
 
 
 def plain(impl, work: Work, model: Any = None, make: Callable | None = None) -> Prepared:
-    """The plain step and prediction of a model: of the task's with its initial weights.
+    """The plain step and prediction of a model, or of the task's with its initial weights.
 
-    make: what makes another step of (model, optimizer, loss).
+    make: makes another step from (model, optimizer, loss).
     """
     if model is None:
         model = impl.kit.models.build(work.task.model, work.weights)
@@ -31,12 +31,12 @@ def plain(impl, work: Work, model: Any = None, make: Callable | None = None) -> 
 
 
 def kit_module(impl, name: str) -> ModuleType:
-    """A module of the kit that is imported where it is used alone."""
+    """A module of the kit that only this technique needs."""
     return import_module(f"{impl.__name__}.kit.{name}")
 
 
 def not_timed(x, y) -> None:
-    """The step of a row that predicts."""
+    """The step of a row that only predicts."""
     raise RuntimeError("this row times predictions and has no train step")
 
 
@@ -47,18 +47,18 @@ def need_cpu(impl) -> None:
 
 
 def figure(unit: str, samples: list) -> dict:
-    """What was measured repeatedly: the median of what is known, and each of them."""
+    """A figure that was measured repeatedly: the median of the known samples, and all samples."""
     known = [sample for sample in samples if sample is not None]
     return {"value": median(known) if known else None, "unit": unit, "samples": samples}
 
 
 def once(unit: str, value: float | None) -> dict:
-    """What was measured once."""
+    """A figure that was measured once."""
     return {"value": value, "unit": unit, "samples": None}
 
 
 def checking(work: Work, call: Callable[[], object], faults: Callable[[], dict]) -> dict:
-    """Seconds of a call; where a row checks, also what it says of planted faults, "" for none."""
+    """Seconds of a call; for a row that checks, also what it says about planted faults."""
     passes = []
     for _ in range(work.repetitions):
         start = time.perf_counter()
@@ -73,7 +73,7 @@ def checking(work: Work, call: Callable[[], object], faults: Callable[[], dict])
 
 
 def ran_in(impl, work: Work, function, batch, wanted: str) -> tuple[dict, str | None]:
-    """Whether a call's matrix products and convolutions ran in the dtype that is wanted."""
+    """Whether a call's matrix products and convolutions ran in the wanted dtype."""
     dtypes = impl.kit.runtime.operator_dtypes(function, *batch)
     # Of a user's file not every product has a kernel in half precision, such as those of an LSTM.
     mixed = work.settings.get("keep_fp32") or work.task.model.from_file
@@ -89,7 +89,7 @@ def ran_in(impl, work: Work, function, batch, wanted: str) -> tuple[dict, str | 
 
 
 def gradient(prepare: Callable, impl, work: Work, batch) -> dict[str, np.ndarray]:
-    """The gradient of one step: by how much plain descent at rate 1 moves a fresh model."""
+    """The gradient of one step: how far plain descent at rate 1 moves a new model."""
     recipe = replace(work.task.recipe, optimizer="sgd", learning_rate=1.0, momentum=0.0)
     prepared = prepare(impl, replace(work, task=replace(work.task, recipe=recipe)))
     prepared.step(*batch)

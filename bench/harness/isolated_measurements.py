@@ -1,4 +1,4 @@
-"""What is measured in processes of its own: cold start, memory, probes, training, the machine."""
+"""What is measured in new processes: cold starts, memory, probes, training, the machine."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ SIDE_BY_SIDE = 4  # processes at most that import their framework at once
 
 @dataclass
 class Measurement:
-    """What came of a case's cold start or probe: its answer, or why there is none.
+    """The result of a case's cold start or probe, or why there is none.
 
-    `imports`: of a cold start, the modules that the case's own code imports.
+    `imports`: for a cold start, the modules that the case's code imports.
     """
 
     answer: ColdStart | Probed | None = None
@@ -49,12 +49,11 @@ class Measurement:
 
 
 class Trained(Struct, kw_only=True):
-    """A case's metric for each seed, in order of the seeds; why it has none, or fewer.
+    """A case's metric for each seed, in the order of seeds; and why there are none, or fewer.
 
-    `artifacts`: the size of what would be deployed of each, where the case has such a thing.
-    `metrics`: what was seen of each on its way. `evidence`: the proof that the technique happened,
-    where nothing else is measured of the case. `epochs`: how many were trained for it; what
-    another row had trained before counts there.
+    `artifacts`: the size of each deployed file, if there is one. `metrics`: figures seen during
+    each training. `evidence`: the proof that the technique took effect, if nothing else of the case
+    is measured. `epochs`: how many epochs were trained, including those trained for another row.
     """
 
     per_seed: list[Number | None] = []
@@ -68,11 +67,11 @@ class Trained(Struct, kw_only=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether no more seeds are trained: it failed, or had its time."""
+        """Whether no more seeds are trained: it failed, or its time is over."""
         return self.status != "OK" or bool(self.reason)
 
     def add(self, seed: TrainedSeed) -> None:
-        """Note what a seed gave."""
+        """Add the result of a seed."""
         self.per_seed.append(seed.value)
         self.artifacts += [seed.artifact] if seed.artifact else []
         self.metrics += [seed.metrics] if seed.metrics else []
@@ -84,7 +83,7 @@ def describe(
 ) -> Described:
     """A framework's versions, device and best products; `Failed` if it can't be imported.
 
-    It runs freshly executed, under the interpreter that the run will use.
+    It runs in a newly executed process, with the interpreter that the run will use.
     """
     try:
         return _describe(processes, framework, threads, dtypes)
@@ -104,7 +103,7 @@ def _describe(
 
 
 def asked(processes: Processes, framework: str, threads: int) -> Worker:
-    """A freshly executed worker that can be asked to describe the machine."""
+    """A newly executed worker that can describe the machine."""
     key = ParentKey(framework, FRAMEWORKS[framework].flavours[0], "tuned", "main", threads)
     worker = processes.execute(key, f"describe-{framework}")
     try:
@@ -119,10 +118,10 @@ def asked(processes: Processes, framework: str, threads: int) -> Worker:
 
 
 def first_compile(processes: Processes, key: ParentKey) -> Path:
-    """The folder of what a compiler keeps on disk about the machine; `Failed` if it can't compile.
+    """The folder of a compiler's cache on disk; `Failed` if it can't compile.
 
-    A program of one operator makes it, once a run: what the first program of a machine pays for all
-    others is in no row's first call. What that takes is in the processes' `first_compile_s`.
+    A program of one operator fills it, once per run. So no row's first call pays what only the
+    first program on a machine pays. The time is in the processes' `first_compile_s`.
     """
     folder = processes.scratch / f"first-compile-{key.framework}"
     if key.framework not in processes.first_compile_s:
@@ -144,14 +143,13 @@ def cold_starts(
     done: Callable[[Case, Measurement], None],
     needs: Callable[[Case], float] = lambda case: 0,
 ) -> None:
-    """First call, memory by phase and the artifact's size of each case, as often as it is there.
+    """First call, memory by phase and file size of each case, as often as it is listed.
 
-    In lanes, as far as the memory that cases need is free: what is timed has nobody beside it.
+    It runs in lanes, as far as memory allows, but nothing runs beside a timed part.
 
-    `imports`: by case what its match has seen that its own code imports. Where it played none, a
-    rehearsal shows whether there are any; and where predictions are those of a file that is not
-    there, it writes it. So it is where it is the first that compiles, see `first_compile`. With
-    evidence where no match asks for it.
+    `imports`: by case, the modules that its match saw its code import. For a case without a match,
+    a rehearsal finds them, writes a missing file of predictions, and compiles first if needed, see
+    `first_compile`. It collects evidence if no match does.
     """
     failed: set[str] = set()
     seen, turns = dict(imports), Turns()
@@ -264,10 +262,10 @@ def probes(
     repetitions: int,
     done: Callable[[Case, Measurement], None],
 ) -> None:
-    """What each bench file's own `probe` finds.
+    """The results of each bench file's `probe`.
 
-    Rows would disturb each other in one process: a framework's threads are set once, a first batch
-    finds what an earlier one has loaded, and memory keeps what it had. So each has a process.
+    In one process rows would disturb each other: threads are set once, caches stay filled, and
+    memory is kept. So each case has a new process.
     """
     starting = partial(begin, processes, what="probe", threads=threads, seed=seed)
     given = {"memory_budget": memory_budget, "repetitions": repetitions}
@@ -288,10 +286,10 @@ def probes_in_turns(
     seed: int,
     done: Callable[[Case, Measurement], None],
 ) -> None:
-    """What each case's `probe` finds, where that is a generator: all go on to their next pause.
+    """The results of `probe`s that are generators: all run to their next pause, in turns.
 
-    One after the other, and in the other direction after each pause, so that what the machine does
-    meanwhile befalls them alike. All of them are alive at once.
+    They go one after the other, and in reverse after each pause, so that changes of the machine
+    affect all alike. All are alive at once.
     """
     starting = partial(begin, processes, what="probe", threads=threads, seed=seed)
     measurements = {case.id: Measurement() for case in cases}
@@ -423,7 +421,7 @@ def _measured(
 
 @contextmanager
 def noted(what: str, result: Measurement | Trained) -> Iterator[None]:
-    """Note the seconds of what is done in the block, and why it failed."""
+    """Note the seconds of the block, and why it failed."""
     start = time.monotonic()
     try:
         yield
@@ -451,12 +449,12 @@ def train(
 ) -> None:
     """Train each case with those of the first `seeds` seeds that `trained` lacks.
 
-    Nothing is timed here: a process has one thread, and as many run as there are threads. Cases of
-    one task, framework and flavour share stages of their training, so that they take turns. A
-    case's training ends after `budget` seconds, times its workload's `training`, whatever seeds are
-    left: on a machine that emulates a dtype it would take hours. `done` is given each case's result
-    as soon as it is there, one after the other and in this thread: it writes the record. On an
-    interruption those that still train are ended and give none.
+    Nothing is timed here: each process has one thread, and as many run as there are threads. Cases
+    of one task, framework and flavour share stages of training, so they take turns. A case's
+    training ends after `budget` seconds times its workload's `training`, whatever seeds are left:
+    on a machine that emulates a dtype it would take hours. `done` is called with each result when
+    it is ready, in this thread, and writes the record. On an interruption, unfinished trainings are
+    ended without a result.
     """
     lanes: dict[tuple, list[Case]] = {}
     for case in cases:

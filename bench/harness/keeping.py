@@ -1,8 +1,8 @@
-"""What a worker is asked where a row is not trained to its metric: does it keep what counts?
+"""Whether a row keeps what counts, if it is not trained to its metric; asked in a worker.
 
 A train step is checked by the loss of held-out samples after a short training from equal weights.
-Predictions are checked on one model that the run has trained, against the same model in float32.
-Its weights and that model's outputs lie in a folder of the run, for both frameworks.
+Predictions are checked on a model that the run has trained, against the same model in float32. That
+model's weights and outputs are in a folder of the run, for both frameworks.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ AT_ONCE = 128
 
 
 def trained_weights(task: str) -> Path:
-    """Where the weights of a task's trained model lie, if the run has trained one."""
+    """The file with the weights of a task's trained model; None if the run has trained none."""
     return Path(os.environ.get(TRAINED, os.devnull)) / f"{task}.npz"
 
 
 def trained_outputs(task: str) -> Path:
-    """Where that model's outputs in float32 lie, of the first samples of the test split."""
+    """The file with that model's float32 outputs for the first samples of the test split."""
     return trained_weights(task).with_suffix(".npy")
 
 
 def checked_task(task: Task) -> Task:
-    """The task as it is trained for its check: at another rate, of text with shorter samples."""
+    """The task as trained for its check: another learning rate, and shorter samples of text."""
     check, model = task.loss_check, task.model
     if check.length:
         model = replace(model, sequence_length=check.length)
@@ -47,12 +47,12 @@ def checked_task(task: Task) -> Task:
 
 
 def cut(samples: np.ndarray, check: LossCheck) -> np.ndarray:
-    """Text cut to the check's length, everything else as it is."""
+    """Text cut to the check's length; other data unchanged."""
     return samples[:, : check.length] if check.length else samples
 
 
 def load_weights(path: Path) -> dict[str, np.ndarray]:
-    """Canonical weights from a file; never executes code (no pickle)."""
+    """Canonical weights from a file, without pickle, so that no code can be executed."""
     with np.load(path, allow_pickle=False) as kept:
         return dict(kept)
 
@@ -146,7 +146,7 @@ class KeepingChecks:
 
 
 def compared(outputs: np.ndarray, expected: np.ndarray, labels: np.ndarray) -> Fidelity:
-    """What outputs have lost and gained beside those of the float model, both (n, classes)."""
+    """What outputs have lost and gained relative to the float model's; both are (n, classes)."""
     labels = np.asarray(labels[: len(expected)])
     right, ours = (each.argmax(-1) == labels for each in (expected, outputs))
     more = _losses(outputs, labels) - _losses(expected, labels)

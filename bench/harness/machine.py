@@ -1,4 +1,4 @@
-"""The machine and the settings under which processes run."""
+"""The machine, and the settings of processes."""
 
 from __future__ import annotations
 
@@ -47,26 +47,26 @@ BENCH_PACKAGES = (
 
 
 def end_with_parent() -> None:
-    """On Linux, be killed when who started this process dies, even in a call that never returns."""
+    """On Linux, kill this process when its parent dies, even in a call that never returns."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
 
 
 def free_memory() -> int:
-    """Bytes that new processes may take: what the system has, cut to the cgroup's limit."""
+    """Bytes that new processes may take: the system's free memory, within the cgroup's limit."""
     return int(min(psutil.virtual_memory().available, cgroups.free_memory()))
 
 
 def load() -> float | None:
-    """The load average of the last minute, where the system tells it."""
+    """The load average of the last minute, if the system has one."""
     return psutil.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
 class Watch:
-    """What others take of the cores that this process may use, from now until `stop`.
+    """Measures what other programs use of the cores of this process, from now until `stop`.
 
-    From /proc/stat, in steps of 10 ms. Unknown elsewhere; and what other processes use, where a
-    quota leaves this one fewer cores than it may run on: they may have used the rest.
+    It reads /proc/stat, in steps of 10 ms; elsewhere it is unknown. If a quota gives this process
+    fewer cores than it may run on, the use by others is unknown: they may have used the rest.
     """
 
     def __init__(self) -> None:
@@ -101,14 +101,14 @@ def _cores() -> tuple[int, float, float] | None:
 
 
 def busy(others: float | None) -> str | None:
-    """That other programs use more of the cores than figures allow, where they do."""
+    """A warning if other programs use more of the cores than figures allow, else None."""
     if not others or others <= MOST_OTHERS:
         return None
     return f"Other programs use {others:.0%} of this machine's cores"
 
 
 def own_cpu_s() -> float:
-    """CPU seconds of this process and all that it started, and of those of them that ended."""
+    """CPU seconds of this process and all its descendants, including ended children."""
     own, found = psutil.Process(), 0.0
     for process in (own, *own.children(recursive=True)):
         with contextlib.suppress(psutil.Error):
@@ -117,7 +117,7 @@ def own_cpu_s() -> float:
 
 
 def compiler() -> str | None:
-    """The C++ compiler that torch.compile would find."""
+    """The C++ compiler that torch.compile would use."""
     return next(filter(None, map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))), None)
 
 
@@ -159,7 +159,7 @@ def overruled(threads: int, keras_backend: str | None) -> list[str]:
 
 
 def describe(threads: int) -> Environment:
-    """The machine, as far as no framework is asked."""
+    """The machine, before a framework is asked."""
     entries = processor.told()
     allowed = cgroups.processors()
     quota = cgroups.cpu_quota()

@@ -1,8 +1,8 @@
-"""A match: all contenders alive and warm at once, sampled in random order, round by round.
+"""A match: its contenders are all alive and warm, and are sampled in random order, round by round.
 
-One call of `play` is one block: every contender in a fresh worker. The blocks are what intervals
-are made of. Where something else used the cores while a block was sampled, its rounds are played
-once more, by those who are alive, before anybody has looked at a sample.
+One call of `play` is one block, in which every contender has a new process. Intervals are over
+blocks. If other programs used the cores during a block, its rounds are repeated once with the same
+processes, before any sample is looked at.
 """
 
 from __future__ import annotations
@@ -44,12 +44,11 @@ MOST_TRIES = 2  # of a block's rounds; the least disturbed one counts
 
 
 class Played(Struct, kw_only=True):
-    """What a block, whose match and number it has, found of one case.
+    """What a block of a match measured of one case.
 
-    `samples`: seconds a step, one for each round; `energy_j`: joules a step of each, where a
-    counter tells. `shortest_s`: how long its shortest sample lasted. `seconds`: what each part
-    took. `modules`: what it imported since its worker was configured. `peak_bytes`: what its worker
-    held at most.
+    `samples`: seconds per step, one for each round; `energy_j`: joules per step of each, if there
+    is a counter. `shortest_s`: the length of the shortest sample. `seconds`: of each part.
+    `modules`: imported since the worker was configured. `peak_bytes`: of the worker.
     """
 
     match: int = 0
@@ -71,16 +70,16 @@ class Played(Struct, kw_only=True):
     reason: str | None = None
 
     def as_record(self) -> Block:
-        """What of it stands in the record beside the samples."""
+        """The part of it that the record keeps beside the samples."""
         return Block(**{name: getattr(self, name) for name in Block.__struct_fields__})
 
 
 def start_order(cases: list[Case], match: int, block: int) -> list[Case]:
     """The order in which a block's contenders start: a row of a balanced Latin square.
 
-    Starting one place later was seen to be 0.3% faster. Over as many blocks as there are contenders
-    (twice as many if that is odd) each has every place, and every other before it, equally often.
-    Who stands for which letter is drawn anew for each match.
+    A contender that starts one place later was seen to be 0.3% faster. Over as many blocks as
+    contenders (twice as many if that is odd), each has every place, and follows every other,
+    equally often. Which contender has which letter of the square is random for each match.
     """
     count = len(cases)
     letters = random.Random(f"start {match}").sample(cases, count)
@@ -90,7 +89,7 @@ def start_order(cases: list[Case], match: int, block: int) -> list[Case]:
 
 
 def parent_key(case: Case, threads: int) -> ParentKey:
-    """The parent whose child a case's worker is; a control has one of its own."""
+    """The parent that a case's worker is forked from; a control has another than its baseline."""
     arm = "control" if case.variant.role == "control" else "main"
     variant = case.variant
     environment = tuple(sorted(variant.environment.items()))
@@ -99,18 +98,19 @@ def parent_key(case: Case, threads: int) -> ParentKey:
 
 
 def files_of(processes: Processes, case: Case, seed: int) -> str:
-    """Where the file of a case's predictions lies in this run, for all workers of these weights.
+    """The folder for the file of a case's predictions in this run, shared by all its workers.
 
-    A control reads that of the row whose work it does once more.
+    A control reads the file of the row that it repeats.
     """
     row = Path(case.id).with_name(case.variant.stands_for or case.variant.name)
     return str(processes.scratch / "files" / row / str(seed))
 
 
 def configure(worker: Worker, limits, seed: int) -> Configured:
-    """Set a new worker's threads and seeds and return what it read back.
+    """Set a new worker's threads and seeds, and return the values it reads back.
 
-    What a framework imports late is imported first: it is no part of a technique's memory.
+    Modules that a framework imports late are imported now, so that they don't count as a
+    technique's memory.
     """
     framework = FRAMEWORKS[worker.key.framework]
     return worker.ask(
@@ -125,7 +125,7 @@ def configure(worker: Worker, limits, seed: int) -> Configured:
 
 @contextlib.contextmanager
 def configured(worker: Worker, limits, seed: int = 0) -> Iterator[Worker]:
-    """A new worker that is configured, and ended when it has done its work."""
+    """A new configured worker, which is ended when the context ends."""
     try:
         configure(worker, limits, seed)
         yield worker
@@ -136,13 +136,11 @@ def configured(worker: Worker, limits, seed: int = 0) -> Iterator[Worker]:
 class Match:
     """One block of one match, whose contenders start in the order of `cases`.
 
-    `number`: the match's; `block`: the block's. `side_by_side`: contenders that start at once;
-    where it is more than one, their first calls disturb each other and are not kept. `first_calls`:
-    whether they are, else.
-    `needs`: the bytes that a contender is expected to hold. `steps`: how many made a sample of each
-    contender in an earlier block, which is kept. `seconds`: what each part took,
-    `tries`: what disturbed each try at the rounds, and `left_out`: who was not started, since there
-    was no memory left for it.
+    `number`: of the match; `block`: of the block. `side_by_side`: how many contenders start at
+    once; if more than one, their first calls disturb each other and are not kept. `first_calls`:
+    whether they are kept otherwise. `needs`: expected bytes of a contender. `steps`: how many steps
+    make a sample of each contender, from an earlier block. `seconds`: of each part. `tries`: what
+    disturbed each try at the rounds. `left_out`: contenders that did not fit into memory.
     """
 
     def __init__(
@@ -175,7 +173,7 @@ class Match:
         self.load: float | None = None
 
     def play(self, rounds: int) -> dict[str, Played]:
-        """Play the block; a case that fails leaves it, and the others go on."""
+        """Play the block. A case that fails leaves it, and the others go on."""
         self.load = machine.load()
         try:
             start = time.monotonic()
@@ -196,7 +194,7 @@ class Match:
         return self.played
 
     def conditions(self) -> Conditions:
-        """Under which the block was played: in which order, how long, and what disturbed it."""
+        """The conditions of the block: order, duration, and disturbances."""
         best = min(self.tries, key=_disturbance, default=Attempt())
         return Conditions(
             match=self.number,

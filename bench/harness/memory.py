@@ -1,8 +1,7 @@
-"""Memory of the calling process, as the kernel counts it, and where glibc keeps it.
+"""Memory of this process as the kernel counts it, and how glibc keeps it.
 
-On Linux: the resident peak (`VmHWM`), which `/proc/self/clear_refs` sets back to the present size,
-so that each phase has a peak of its own. Elsewhere, and where the kernel refuses the reset, the
-figures are None: never a wrong number.
+On Linux, `/proc/self/clear_refs` resets the resident peak (`VmHWM`) to the current size, so that
+each phase has its peak. Elsewhere, or if the kernel refuses, figures are None rather than wrong.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ def peak() -> int | None:
 
 
 def proportional_peak() -> int | None:
-    """What this process held at most; pages that it shares count as its share of them."""
+    """The peak memory of this process; shared pages count by their share."""
     now, most, own = resident(), peak(), proportional([os.getpid()])
     return None if None in (now, most, own) else own + max(0, most - now)
 
 
 def reset_peak() -> bool:
-    """Set the peak back to the present size (proc(5): writing 5); False where that is refused."""
+    """Reset the peak to the current size (proc(5), writing 5); False if that is refused."""
     try:
         _CLEAR.write_text("5")
     except OSError:
@@ -60,15 +59,15 @@ def _status(key: str) -> int | None:
 
 
 def trim() -> None:
-    """Give freed memory back to the system, where the C allocator can (glibc)."""
+    """Return freed memory to the system, if the C allocator can (glibc)."""
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
 
 
 def keeps_freed_memory() -> bool | None:
-    """Whether the C allocator keeps a freed block of 64 MiB: the effect of the tuned settings.
+    """Whether the C allocator keeps a freed block of 64 MiB, as the tuned settings make it do.
 
-    The block is touched, freed, and the resident size compared. None where it can't be seen.
+    The block is touched and freed, and resident sizes are compared. None if that can't be seen.
     """
     size = 64 << 20
     try:
@@ -89,15 +88,15 @@ def keeps_freed_memory() -> bool | None:
 
 @cache
 def adopts_pages() -> bool:
-    """Whether `adopt_pages` works here: Linux 5.14 and later, where /proc is not closed."""
+    """Whether `adopt_pages` works here: on Linux 5.14 or later with a readable /proc."""
     return sys.platform == "linux" and adopt_pages(os.getpid())
 
 
 def adopt_pages(parent: int) -> bool:
-    """Map what a forked process's `parent` has mapped of its files; False where that can't be done.
+    """Map the file pages that a forked process's `parent` has mapped; False if that fails.
 
-    A fork inherits pages of memory, but pages of files (libraries) only as it touches them, which
-    would count as memory that it needs beyond its imports.
+    A fork inherits memory pages, but maps pages of libraries only when it touches them. These would
+    count as memory that it needs beyond its imports.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -131,9 +130,9 @@ def _runs(flags: np.ndarray) -> np.ndarray:
 
 
 def together(process: int, *forked: int) -> int | None:
-    """Resident bytes of a process, and of those that it has forked what they hold beside it.
+    """Resident bytes of a process, and the additional bytes of its forked children.
 
-    None where the kernel does not tell. One that has ended counts nothing.
+    None if the kernel does not tell. A process that has ended counts as nothing.
     """
     private = ("Private_Clean:", "Private_Dirty:")
     found = [_counted(process, "Rss:"), *(_counted(pid, *private) for pid in forked)]
@@ -141,9 +140,9 @@ def together(process: int, *forked: int) -> int | None:
 
 
 def proportional(pids: Iterable[int]) -> int | None:
-    """Proportional set size of processes together, in bytes: shared pages count once among them.
+    """Proportional set size of several processes, in bytes: pages that they share count once.
 
-    None where the kernel does not tell. A process that has ended counts nothing.
+    None if the kernel does not tell. A process that has ended counts as nothing.
     """
     found = [_counted(pid, "Pss:") for pid in pids]
     return None if None in found else sum(found)

@@ -1,4 +1,4 @@
-"""What a freshly executed worker is asked: memory by phase, and the first call."""
+"""What a newly executed worker is asked: memory by phase, and the first call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STATE = ("parameters", "gradients", "optimizer")
 
 
 class MemoryOperations:
-    """Operations on a case that is not prepared yet: see `worker.Operations`."""
+    """Operations on a case that is not prepared: see `worker.Operations`."""
 
     def _op_first_compile(self, cache: str) -> Compiled:
         """What a first program takes to compile, which leaves in `cache` what others find there."""

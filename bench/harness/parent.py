@@ -1,11 +1,12 @@
-"""A parent: imports one framework once and forks the block's workers.
+"""A parent process: it imports one framework once, and forks the workers of a block.
+
 
     python -m bench.harness.parent ADDRESS NAME MODULE...
 
-Importing TensorFlow costs seconds, a fork 0.15 s. The standard library's forkserver does the same,
-but it is one per process, keeps to its own interpreter and speaks pickle; a match needs fresh
-parents of several interpreters at once. Nothing here touches a device or starts a thread, so that
-the fork is safe.
+Importing TensorFlow takes seconds, a fork 0.15 s. The standard library's forkserver is similar, but
+is one per process, uses that process's interpreter and speaks pickle; a match needs new parents of
+several interpreters at once. Forking is safe because nothing here touches a device or starts a
+thread.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from shared.user_model import one_line
 
 
 def main(address: str, name: str, modules: list[str]) -> None:
-    """Import `modules`, report, then fork and reap until the harness hangs up."""
+    """Import `modules` and report, then fork and reap until the harness hangs up."""
     connection = wire.connect(address, name)
     children: set[int] = set()
     try:

@@ -1,18 +1,18 @@
 """What a benchmark file declares.
 
-A `bench_<technique>.py` holds one `Technique` and functions that run in a worker. What is timed,
-trained or has its first call measured needs these two:
+A `bench_<technique>.py` has one `Technique`, and functions that run in a worker. A row that is
+timed, trained, or has its first call measured needs these two:
 
     prepare(impl, work) -> Prepared          build the step that is timed
     took_effect(impl, work, prepared, batch) -> (evidence, reason or None)
 
-`impl` is the side's package: `impl.kit.training`, `impl.compression.pruning`. Where a step's time
-and memory do not say it all, or nothing is timed, there is another, which runs once a case in a
-process of its own (`Technique.probes`):
+`impl` is the framework's package: `impl.kit.training`, `impl.compression.pruning`. If time and
+memory of a step are not all, or nothing is timed, there is a third, which runs once per case in a
+new process (`Technique.probes`):
 
     probe(impl, work, batches) -> {name: {"value": float, "unit": str, "samples": list or None}}
 
-`batches` are none where the task's data is a folder of images: `work.data`.
+`batches` is empty if the task's data is a folder of images: `work.data`.
 
 Nothing here imports a framework.
 """
@@ -41,7 +41,7 @@ OWN_RUNTIMES = {"pt": "TorchInductor", "tf": "LiteRT"}  # that read files of int
 
 @dataclass(frozen=True)
 class Framework:
-    """One side: its kit's package, the module whose import is slow, and how to get it."""
+    """A framework: its kit's package, the module whose import is slow, and how to install it."""
 
     title: str
     package: str
@@ -70,13 +70,12 @@ FRAMEWORKS = {
 class Effort:
     """How much a run measures, fixed before it starts.
 
-    `blocks`: of a match at most. `looks`: the numbers of blocks after which those leave about whom
-    nothing is left to decide; without any, all stay. `seeds`: those of a case, at most;
-    `seed_looks`: the numbers of them after which those are trained no further whose accuracy is
-    decided. `train_s`: seconds for training a case with all its seeds, times its
-    workload's `training`; what does not fit is left out and said. None: no limit. `repetitions`:
-    samples of a probe's figure. `first_pass_alone`: nothing is trained, and no first call or
-    memory measured of what is timed.
+    `blocks`: the most of a match. `looks`: numbers of blocks after which decided cases leave;
+    without any, all stay. `seeds`: the most of a case; `seed_looks`: numbers of seeds after which
+    cases whose accuracy is decided are trained no further. `train_s`: seconds for training a case
+    with all its seeds, times its workload's `training`; seeds beyond that are left out, and
+    reported. None: no limit. `repetitions`: samples of a probe's figure. `first_pass_alone`:
+    nothing is trained, and timed cases have no first call or memory.
     """
 
     blocks: int
@@ -90,7 +89,7 @@ class Effort:
 
     @property
     def first_look(self) -> int:
-        """The number of blocks from which on what is timed has its intervals."""
+        """The number of blocks after which timed cases have intervals."""
         return (self.looks or LOOKS)[0]
 
 
@@ -105,11 +104,11 @@ EFFORT = {
 
 @dataclass(frozen=True)
 class Measure:
-    """What is measured of a row, where its workload asks for it.
+    """What is measured of a row, if its workload asks for it.
 
-    `time`: it plays matches; not where another row does the same work. `cold`: its first call and
-    memory, in a fresh process. `accuracy`: it is trained; not where another row computes the same
-    at a lower price. `modes`: of the workloads in which it has a row. `tasks`: likewise; none: all.
+    `time`: its steps are timed; not if another row does the same work. `cold`: first call and
+    memory, in a new process. `accuracy`: it is trained; not if another row computes the same at
+    lower cost. `modes`, `tasks`: of the workloads in which it has a row; none: all.
     """
 
     time: bool = True
@@ -125,29 +124,26 @@ TRAINED = Measure(time=False, cold=False)
 
 @dataclass(frozen=True)
 class Variant:
-    """One row. `settings` go to the technique as keyword arguments.
+    """One row. `settings` are passed to the technique as keyword arguments.
 
-    `role`: "baseline" (what its framework's other rows are compared with), "variant", "control" (a
-    second baseline from another parent, for the noise floor) or "bound" (what there is to be
-    reached, by means that nobody has who needs the technique: shown, never advised).
-    `effort` is the lowest that measures it: "default" is a headline, "ordinary" what is shown as
-    well of a technique that is asked for by name. `program`: what it runs, where others of its work
-    run the same: those of one framework, flavour, allocator and environment are measured once.
-    `requires`: "cuda" or "compiler".
+    `role`: "baseline" (the row that others of its framework are compared with), "variant",
+    "control" (a second baseline from another parent, for the noise floor) or "bound" (what could be
+    reached, by means that a user of the technique does not have: shown, never advised). `effort`:
+    the lowest that measures it: "default" is a main row; "ordinary" is also shown if its technique
+    is asked for by name. `program`: what it runs; rows of the same work, framework, flavour,
+    allocator and environment that run the same are measured once. `requires`: "cuda" or "compiler".
     `allocator`: "tuned" or "as installed"; None is the tuned one in matches and the installed one
-    where memory and probes are measured. `environment`: variables of its processes.
-    `loss_tolerance`: the relative difference of the certificate's losses that twins may show
-    where the arithmetic differs by design; None is the task's own parity bar. `changes`: "math",
-    where its losses are not those of its baseline, so that their certificates are not held against
-    each other, only those of twins; "weights", where nor are the weights that it starts from, such
-    as fewer. `stands_for`: the name that `prepare` is given instead of its own. `title`: its name
-    in plain words; without one the name with spaces. `later`: its settings are decided by what the
-    other rows have shown (`bench.analysis.stacks`), and then it is measured. `price`: its cost
-    beside a setting; None is what its technique says. `stacking`: the settings of
-    `train_step.stacking` that are the same change, so that a stack can hold it. `against`: the
-    variant of the technique that its time, memory and size are compared with; None is the baseline,
-    to which its accuracy is held in any case. `runtimes`: by framework what runs its predictions,
-    where those are unlike programs.
+    for memory and probes. `environment`: variables of its processes. `loss_tolerance`: the relative
+    difference of losses that the two frameworks may show where their arithmetic differs by design;
+    None: the task's parity bar. `changes`: "math" if its losses differ from its baseline's, so that
+    only those of the two frameworks are compared; "weights" if its initial weights differ, too.
+    `stands_for`: the name that `prepare` gets in place of its name. `title`: its name in plain
+    words; default: the name with spaces. `later`: its settings depend on what the other rows show
+    (`bench.analysis.stacks`), so it is measured last. `price`: what it needs besides a setting;
+    None: what its technique says. `stacking`: the settings of `train_step.stacking` for the same
+    change. `against`: the variant that its time, memory and size are compared with; None: the
+    baseline, with which its accuracy is always compared. `runtimes`: by framework, what runs its
+    predictions, if that differs.
     """
 
     name: str
@@ -172,14 +168,14 @@ class Variant:
     runtimes: dict[str, str] = field(default_factory=dict)
 
     def called(self, framework: str, mode: str) -> str:
-        """Its title, with what runs its predictions in a framework: int8, LiteRT."""
+        """Its title, with the runtime of its predictions in a framework: "int8, LiteRT"."""
         words = self.title or self.name.replace("_", " ")
         runtime = self.runtimes.get(framework) if mode == "predict" else None
         return f"{words}, {runtime}" if runtime else words
 
 
 def row(name: str, title: str, effort: str = "default", **given: Any) -> Variant:
-    """A variant from keywords: those that are no fields of it are its settings."""
+    """A variant from keywords; those that are no fields of it are its settings."""
     own = {one.name: given.pop(one.name) for one in fields(Variant) if one.name in given}
     return Variant(name, given, title=title, effort=effort, **own)
 
@@ -190,13 +186,13 @@ other_math = partial(row, changes="math")  # one whose losses are not those of i
 
 @dataclass(frozen=True)
 class Workload:
-    """A task at its "small" or "compute" batch size or "single" samples, measured from `effort` on.
+    """A task at a "small", "compute" or "single" batch size, measured from `effort` on.
 
-    `mode`: "train" times train steps, "predict" predictions in evaluation mode. `accuracy`: the
-    variants are trained to the plateau with paired seeds, from `trained_from` on. `training`: how
-    many times as long that takes as training for a recipe's epochs; the time it is given grows with
-    it. `timed`: without it there is no match, only what is measured in processes of their own
-    (first call, memory, probe). `samples`: of a batch, where it is not the task's.
+    `mode`: "train" times train steps, "predict" times predictions. `accuracy`: the variants are
+    trained to the plateau with paired seeds, from effort `trained_from` on. `training`: how many
+    times as long that takes as training by the recipe. `timed`: if False there is no match, only
+    what new processes measure (first call, memory, probe). `samples`: batch size, if not the
+    task's.
     """
 
     task: str
@@ -211,25 +207,25 @@ class Workload:
 
     @property
     def batch_size(self) -> int:
-        """Samples a step."""
+        """Samples per step."""
         if self.samples:
             return self.samples
         task = TASKS[self.task]
         return {"single": 1, "small": task.small_batch, "compute": task.compute_batch}[self.batch]
 
     def at(self, effort: str) -> Workload:
-        """What is measured of it at an effort: without accuracy, where it is too low for that."""
+        """The workload at an effort: without accuracy if that is too low for it."""
         trains = EFFORTS.index(self.trained_from) <= EFFORTS.index(effort)
         return replace(self, accuracy=self.accuracy and trains)
 
 
 @dataclass(frozen=True)
 class UserModel:
-    """What of a technique is measured of a user's own model (`twinbench try`).
+    """What of a technique is measured on a user's model (`twinbench try`).
 
-    `works`: pairs of batch and mode, as in `Workload`. `rows`: names of variants, or variants that
-    are measured of a user's model alone. `learns`: what is learned changes, so it is trained and
-    evaluated where the file has `evaluate`. `timed`: as in `Workload`.
+    `works`: pairs of batch and mode, as in `Workload`. `rows`: names of variants, or variants only
+    for a user's model. `learns`: it changes what is learned, so it is trained and evaluated if the
+    file has `evaluate`. `timed`: as in `Workload`.
     """
 
     works: tuple[tuple[str, str], ...]
@@ -238,7 +234,7 @@ class UserModel:
     timed: bool = True
 
     def of(self, variants: tuple[Variant, ...]) -> list[Variant]:
-        """The variants that are measured, the technique's own first."""
+        """The variants that are measured, the technique's first."""
         more = [one for one in self.rows if isinstance(one, Variant)]
         return [one for one in variants if one.name in self.rows] + more
 
@@ -251,17 +247,16 @@ PREDICTIONS = (("single", "predict"), ("compute", "predict"))
 class Technique:
     """A technique's rows, tasks and words for the report.
 
-    At the first timed workload each framework's baseline also plays against itself (A/A), unless
-    that of another technique of the run does so with more company. `cold_starts`: how many times
-    the first call is timed in a process of its own; with more than one the report has a table of
-    first calls and break-even, and where no technique of a run asks for more, its first baselines
-    are repeated all the same. `probes`: the bench file has a function `probe`. `counts`: whether
-    rows tell parameters, zeros and MACs of their models, see `sizes.model_size`. `composed_of`:
-    techniques of other files that its rows use, too, such as "train_step.gradient_clipping".
-    `price`: what its rows take, where they do not say it themselves. `remedies`: the bottlenecks
-    that it addresses (`bench.analysis.questions`). `user_model`: what is measured of a user's own
-    model, or the reason why nothing is; "" is the reason of its family. `effort`: the lowest of a
-    run in which it comes unasked; who names it gets it at any.
+    At the first timed workload each framework's baseline is also compared with itself (A/A), unless
+    another technique of the run does that with more contenders. `cold_starts`: how many new
+    processes time the first call; with more than one the report has a table of first calls and
+    break-even. If no technique of a run asks for more, its first baselines are repeated all the
+    same. `probes`: the bench file has a function `probe`. `counts`: whether rows report parameters,
+    zeros and MACs, see `sizes.model_size`. `composed_of`: techniques of other files that its rows
+    use, such as "train_step.gradient_clipping". `price`: what its rows need, unless they say it.
+    `remedies`: the bottlenecks that it addresses (`bench.analysis.questions`). `user_model`: what
+    is measured on a user's model, or the reason why nothing is ("": the reason of its family).
+    `effort`: the lowest at which a run includes it unasked; by name it is included at any.
     """
 
     family: str
@@ -282,11 +277,11 @@ class Technique:
 
     @property
     def is_measured_of_users(self) -> bool:
-        """Whether something of it is measured of a user's own model."""
+        """Whether it is measured on a user's model."""
         return isinstance(self.user_model, UserModel)
 
     def price_of(self, variant: Variant) -> Price:
-        """What a row takes: a baseline nothing, what needs a compiler at least its run."""
+        """What a row needs: a baseline nothing, a row that needs a compiler at least its run."""
         if variant.role == "baseline":
             return FREE
         price = self.price if variant.price is None else variant.price
@@ -295,7 +290,7 @@ class Technique:
 
 @dataclass(frozen=True)
 class Case:
-    """A variant of a technique in one framework at one workload: a row's half.
+    """A variant of a technique in one framework at one workload.
 
     `composed_of`: of its technique.
     """
@@ -321,41 +316,41 @@ class Case:
 
     @property
     def task(self) -> Task:
-        """The task's spec."""
+        """The task's specification."""
         return TASKS[self.workload.task]
 
     @property
     def settled(self) -> bool:
-        """Whether it is known what it runs."""
+        """Whether its settings are known."""
         return not self.variant.later or bool(self.variant.settings)
 
     @property
     def timed(self) -> bool:
-        """Whether it plays matches."""
+        """Whether its steps are timed."""
         return self.workload.timed and self.variant.measured.time
 
     @property
     def proved_in_training(self) -> bool:
-        """Whether its training is all that is measured of it."""
+        """Whether only its training is measured."""
         return not self.timed and not self.variant.measured.cold
 
     @property
     def work(self) -> tuple[str, int, str]:
-        """Task, batch size and mode: what makes cases comparable."""
+        """Task, batch size and mode: only cases with the same work are compared."""
         return self.workload.task, self.workload.batch_size, self.workload.mode
 
     @property
     def side(self) -> tuple[str, str | None]:
-        """Framework and flavour: whose baseline it is compared with."""
+        """Framework and flavour, which also name its baseline."""
         return self.framework, self.flavour
 
     @property
     def is_baseline(self) -> bool:
-        """Whether it is what others are compared with."""
+        """Whether other rows are compared with it."""
         return self.variant.role == "baseline"
 
     def message(self) -> CaseMessage:
-        """What a worker needs to know."""
+        """What a worker needs to know of it."""
         return CaseMessage(
             module=self.module,
             family=self.family,
@@ -371,7 +366,7 @@ class Case:
 
 
 class CaseMessage(Struct, frozen=True, kw_only=True):
-    """A case as it travels to a worker. `variant`: the name that `prepare` is given."""
+    """A case as it is sent to a worker. `variant`: the name that `prepare` gets."""
 
     module: str
     family: str
@@ -387,12 +382,12 @@ class CaseMessage(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Work:
-    """What `prepare` is given in a worker.
+    """What `prepare` gets in a worker.
 
-    `memory_budget`: bytes, or None if none was set. `repetitions`: how often a probe measures what
-    it gives a median of. `data`: the folder of the task's data.
-    `folder`: an empty one for what the variant writes; it is deleted when the run ends. `files`:
-    where all workers of the case find the file of its predictions, see `folders.written_once`.
+    `memory_budget`: bytes, or None. `repetitions`: how often a probe measures a figure. `data`: the
+    folder of the task's data. `folder`: an empty one for the variant's files, deleted at the end of
+    the run. `files`: where all workers of the case find the file of its predictions, see
+    `folders.written_once`.
     """
 
     task: Task
@@ -412,16 +407,15 @@ class Work:
 class Prepared:
     """What `prepare` returns: `step(x, y) -> loss`, which is timed, and `predict(x) -> logits`.
 
-    `model` and `optimizer` are counted for the split of memory. Where the framework owns the loop,
-    `loop(batches) -> (seconds, loss)` times the steps after its first batch itself. Where the step
-    learns from more than labels, `targets(x, y)` gives the tuple that takes the place of y: it is
-    called once for the resident batches, and once for the training of all seeds. Where predictions
-    are those of a file or folder that would be deployed, `write(path)` makes it from the model as
-    it is, built or trained, and `read(path) -> predict` loads it into its runtime: another process
-    may have written it. The worker then puts what it reads in the place of `predict`, and the path
-    in that of `artifact`, whose size counts. Where training has stages, `train(stages)` does it
-    all: see `stages.Stages`. It returns the predictions of what it has trained, or None where they
-    are those of `predict` or `read`.
+    `model` and `optimizer` are counted for the split of memory. If the framework owns the loop,
+    `loop(batches) -> (seconds, loss)` times the steps after its first batch. If the step learns
+    from more than labels, `targets(x, y)` gives the tuple that replaces y; it is called once for
+    the resident batches, and once for the training of all seeds. If predictions are those of a
+    deployed file or folder, `write(path)` makes it from the model, and `read(path) -> predict`
+    loads it into its runtime, perhaps in another process; `predict` and `artifact` are then set
+    from it, and its size counts. If training has stages, `train(stages)` does all of it, see
+    `stages.Stages`, and returns the predictions of the trained model, or None if those are of
+    `predict` or `read`.
     """
 
     step: Callable

@@ -1,7 +1,7 @@
 """Parents and workers as the harness sees them: started, asked, timed out, ended.
 
-Every process here was started by this module and is ended by its own id. Nothing listens on a
-network: connections are local (a Unix socket, or a named pipe on Windows) and authenticated.
+Every process here was started by this module, and is ended by its id. Nothing listens on a network:
+connections are local (a Unix socket, or a named pipe on Windows) and authenticated.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FORKS = sys.platform == "linux"  # elsewhere forking after an import is not safe
 
 @dataclass(frozen=True)
 class TimeLimits:
-    """Seconds after which a request counts as hung."""
+    """Timeouts in seconds, after which a request counts as hung."""
 
     start: float = 180
     request: float = 180
@@ -50,7 +50,7 @@ class Failed(Exception):
 
 
 class Unsupported(Exception):
-    """The framework refuses the case; the message is upstream's reason."""
+    """The framework refuses the case; the message is its reason."""
 
 
 class ParentFailed(Exception):
@@ -63,7 +63,7 @@ class ParentDied(ParentFailed):
 
 @dataclass(frozen=True)
 class ParentKey:
-    """What makes parents different: everything that is fixed before the import."""
+    """What distinguishes parents: everything that is fixed before the import."""
 
     framework: str
     flavour: str | None
@@ -74,7 +74,7 @@ class ParentKey:
 
     @property
     def modules(self) -> list[str]:
-        """What a parent imports before it forks; all of it is free of threads and devices."""
+        """The modules that a parent imports; none of them starts a thread or uses a device."""
         framework = FRAMEWORKS[self.framework]
         kit = [f"{framework.package}.{name}" for name in worker.KIT]
         keras = {"keras3": ["keras"], "tf_keras": ["tf_keras"]}.get(self.flavour, [])
@@ -88,7 +88,7 @@ class ParentKey:
 
 
 class Peer:
-    """A connected process: one request, one answer."""
+    """A connected process that answers one request at a time."""
 
     def __init__(self, connection: Connection, pid: int) -> None:
         self.pid, self._connection = pid, connection
@@ -96,7 +96,7 @@ class Peer:
         self._owes = False  # an answer that nobody waits for any more (Ctrl-C, a time-out)
 
     def ask(self, timeout: float, kind: type, op: str, **arguments: object) -> wire.Reply:
-        """Send a request and wait for its answer of a type; the exceptions are those of `wire`."""
+        """Send a request and wait for an answer of this type; raises exceptions of `wire`."""
         with self._turn:
             if self._owes:  # its next answer would be taken for this one's
                 raise wire.Gone
@@ -111,26 +111,26 @@ class Peer:
         wire.send(self._connection, wire.Request(op, arguments))
 
     def reply(self, timeout: float, kind: type) -> wire.Reply:
-        """Wait for the answer to the last request, which is of a type."""
+        """Wait for the answer to the last request, of this type."""
         reply = wire.receive(self._connection, wire.Reply[kind], timeout)
         if reply == wire.Reply():
             raise wire.Foreign("it is empty")
         return reply
 
     def close(self) -> None:
-        """Hang up; the process ends by itself."""
+        """Hang up; the process then ends."""
         self._connection.close()
 
 
 class Worker:
-    """One case's process."""
+    """The process of one case."""
 
     def __init__(self, key: ParentKey, peer: Peer, end) -> None:
         self.key, self.peer, self._end = key, peer, end
         self._ended: str | None = None
 
     def ask(self, timeout: float, op: str, **arguments: object) -> Any:
-        """Send a request and wait for its answer, whose type `answers.OF_OPERATION` has.
+        """Send a request and wait for its answer, of the type in `answers.OF_OPERATION`.
 
         Raises `Failed` or `Unsupported` with the reason.
         """
@@ -157,7 +157,7 @@ class Worker:
         return reply.answer
 
     def stop(self, kill: bool = False) -> str:
-        """End the process and say how it ended."""
+        """End the process, and say how it ended."""
         if self._ended is None:
             if kill:
                 _kill(self.peer.pid)
@@ -167,7 +167,7 @@ class Worker:
 
 
 class Processes:
-    """Starts parents and workers and ends them all on exit. Logs go to `logs`."""
+    """Starts parents and workers, and ends them all on exit. Logs go to `logs`."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class Processes:
 
     @property
     def forks(self) -> bool:
-        """Whether workers are forked here, or each is freshly executed."""
+        """Whether workers are forked here, or newly executed."""
         return FORKS
 
     def new_folder(self) -> str:
@@ -221,7 +221,7 @@ class Processes:
         return self.scratch / "trained"
 
     def compiled(self, framework: str) -> Path:
-        """Where a compiler keeps on disk what workers of a framework have compiled, if anything."""
+        """The folder of a compiler's cache on disk for workers of a framework, if it has one."""
         return self.scratch / f"compiled-{framework}"
 
     def __enter__(self) -> Processes:
@@ -295,7 +295,7 @@ class Processes:
     # Parents --------------------------------------------------------------------------------
 
     def start_parents(self, keys: Iterable[ParentKey]) -> dict[ParentKey, ParentFailed]:
-        """Start a fresh parent for each different key, side by side; why each that failed did.
+        """Start a new parent for each different key, in parallel; returns why each failed one did.
 
         A parent that dies is started once more. One whose import fails is not.
         """
@@ -354,7 +354,7 @@ class Processes:
             self._parents[key] = self._finish_parent(*self._begin_parent(key))
 
     def stop_parents(self) -> None:
-        """End all parents, and with them whatever they forked."""
+        """End all parents and what they forked."""
         for _, peer in self._parents.values():
             peer.close()  # a parent whose harness hangs up ends its workers and itself
         for process, _ in self._parents.values():
@@ -364,9 +364,9 @@ class Processes:
     # Workers --------------------------------------------------------------------------------
 
     def fork(self, key: ParentKey, label: str) -> Worker:
-        """A worker forked by its parent, or freshly executed where forking is unsafe.
+        """A worker forked by its parent, or newly executed if forking is unsafe.
 
-        A parent found dead is started once more; `ParentFailed` if it dies again.
+        A dead parent is started once more; `ParentFailed` if it dies again.
         """
         if not FORKS:
             return self.execute(key, label)
@@ -398,7 +398,7 @@ class Processes:
         return self._worker(key, name, pid, lambda: _lives(pid), reap)
 
     def execute(self, key: ParentKey, label: str) -> Worker:
-        """A freshly executed worker."""
+        """A newly executed worker."""
         name = self._name(label)
         log = str(self.logs / f"{name}.log")
         process = self._execute("bench.harness.worker", name, key, [log])
@@ -425,7 +425,7 @@ class Processes:
 def answer_of(module: str, framework: str, arguments: list[str], *, allocator: str) -> str:
     """The last line that `python -m module framework threads ...` prints, with the first flavour.
 
-    Raises SystemExit with the last line of its errors where it fails.
+    Raises SystemExit with its last error line if it fails.
     """
     threads, flavour = machine.usable_threads(), FRAMEWORKS[framework].flavours[0]
     done = subprocess.run(

@@ -1,6 +1,6 @@
-"""What the system tells of the processor: its numbers, caches, cores, and who shares it.
+"""What the system tells about the processor: model, caches, cores, and the hypervisor.
 
-`root`: of the file system, for tests. What is not told is None.
+`root`: of the file system, for tests. Unknown values are None.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ HYPERVISORS = {
 
 
 def told(root: Path = ROOT) -> dict[str, str]:
-    """The entries of /proc/cpuinfo, those of its first processor."""
+    """The entries of /proc/cpuinfo for the first processor."""
     with suppress(OSError):
         lines = (root / "proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
         entries = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
@@ -101,13 +101,13 @@ def told(root: Path = ROOT) -> dict[str, str]:
 
 
 def instructions(entries: dict[str, str]) -> list[str]:
-    """The sets of instructions that decide how fast a product is."""
+    """The instruction sets that decide how fast matrix products are."""
     flags = f"{entries.get('flags', '')} {entries.get('Features', '')}".split()
     return [name for flag, name in INSTRUCTIONS.items() if flag in flags]
 
 
 def processor(entries: dict[str, str], root: Path = ROOT) -> Processor | None:
-    """The processor by its numbers, with the name of its architecture where a table has it."""
+    """The processor's model numbers, and the name of its architecture if a table has it."""
     caches = _caches(root / "sys/devices/system/cpu/cpu0/cache")
     if "CPU implementer" in entries:
         implementer, part = _number(entries, "CPU implementer"), _number(entries, "CPU part")
@@ -137,7 +137,7 @@ def processor(entries: dict[str, str], root: Path = ROOT) -> Processor | None:
 def architecture(
     vendor: str | None, family: int | None, model: int | None, stepping: int | None
 ) -> str | None:
-    """The name of an x86 architecture: "Zen 4", "Sapphire Rapids"; None where no table has it."""
+    """The name of an x86 architecture, such as "Zen 4"; None if no table has it."""
     if model is None:
         return None
     if vendor == "AuthenticAMD":
@@ -171,7 +171,7 @@ def _caches(folder: Path) -> dict[str, float]:
 
 
 def cores(processors: Iterable[int], root: Path = ROOT) -> int | None:
-    """On how many cores these processors lie; in a virtual machine that may be untrue."""
+    """How many cores these processors are on; in a virtual machine it may be wrong."""
     siblings = set()
     for number in processors:
         topology = root / f"sys/devices/system/cpu/cpu{number}/topology"
@@ -185,7 +185,7 @@ def cores(processors: Iterable[int], root: Path = ROOT) -> int | None:
 
 
 def hypervisor(entries: dict[str, str], root: Path = ROOT) -> str | None:
-    """Under which hypervisor the system runs: its name, "unknown" where it tells none."""
+    """The hypervisor's name, "unknown" if it gives none; None on hardware."""
     hints = ["sys/hypervisor/type"]
     hints += [f"sys/class/dmi/id/{name}" for name in ("sys_vendor", "product_name", "bios_vendor")]
     texts = []

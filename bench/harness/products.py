@@ -1,4 +1,4 @@
-"""The best products of a framework: what the machine computes at most, by its library."""
+"""The fastest matrix products of a framework: what its library gets out of the machine."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MOST_S = 0.1  # that one may take: where a dtype is emulated, large ones would t
 
 
 def best_products(runtime: ModuleType, dtypes: Iterable[str], *, on_cpu: bool) -> dict[str, Speed]:
-    """FLOP/s of the best square products of each dtype, by the runtime of a kit.
+    """FLOP/s of the fastest square products of each dtype, by the runtime of a kit.
 
-    `on_cpu`: whether it computes there; a GPU has no figure of one thread. A dtype that the
-    framework refuses is left out, but for float32.
+    `on_cpu`: whether it computes there; a GPU has no figure for one thread. A dtype that the
+    framework refuses is left out, except float32.
     """
     best = {}
     for dtype in dtypes:

@@ -1,4 +1,4 @@
-"""What people are told while a run measures."""
+"""Progress lines of a run."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def clock(seconds: float) -> str:
 
 
 class Progress:
-    """Says what is measured now, the time elapsed, and what is expected to remain.
+    """Reports what is measured, the time elapsed, and the time expected to remain.
 
-    `most` ends the run where it is set.
+    `most`: seconds after which the run ends, if it has a limit.
     """
 
     def __init__(self, say: Callable[[str], None], most: float | None = None) -> None:
@@ -27,10 +27,10 @@ class Progress:
         self._start, self._before = time.monotonic(), None
 
     def at(self, part: str, what: str, expected: float, whole: float) -> None:
-        """A part of the run is at `what`.
+        """Report that a part of the run is at `what`.
 
-        By the plan, as it is now, `expected` seconds remain of `whole`: what blocks have taken
-        corrects what it says of them, done or not, so that no pace counts that once more.
+        By the current plan, `expected` of `whole` seconds remain. The plan is corrected by the
+        times of blocks, both done and to come, so the pace does not count them twice.
         """
         elapsed = time.monotonic() - self._start
         done = max(0.0, whole - expected)

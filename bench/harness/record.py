@@ -1,6 +1,6 @@
-"""The record of a run, made of its plan and of what it has found.
+"""Makes the record of a run from its plan and its state.
 
-What is derived of that, `bench.analysis` derives: every time that the record is written.
+`bench.analysis` derives the rest, every time the record is written.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def whole(plan: Plan, state: RunState) -> Record:
 
 
 def measured(plan: Plan, state: RunState) -> Record:
-    """Everything that was measured, and nothing that is derived."""
+    """The record with measurements only."""
     amount, left_out = plan.amount, passes.left_out(state.watched)
     return Record(
         schema_version=SCHEMA_VERSION,

@@ -1,4 +1,4 @@
-"""Keeps what a run finds: its state and its record as files, what its parts take, how far it is."""
+"""Keeps what a run measures: state and record as files, the time of its parts, and progress."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Show = Callable[[types.Record, str | None], None]
 
 
 class Recorder:
-    """Writes the files of a run into `folder`, as it goes.
+    """Writes the files of a run into `folder` as it goes.
 
-    Both are rewritten whole and at once, so that an interrupted run keeps what it has finished.
-    `show` is given the record when the first pass is over, and after each further one, and what the
-    run has just reached, if anything: its "first_table", or "intervals" of all times. `most`: the
-    seconds after which the run ends.
+    Both files are replaced atomically, so an interrupted run keeps what it has finished. `show` is
+    called with the record after the first pass and after each further one, and with what the run
+    has just reached: its "first_table", or "intervals" of all times, or None. `most`: seconds after
+    which the run ends.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class Recorder:
         self._next_record = 0.0
 
     def say(self, part: str, what: str) -> None:
-        """A part of the run is at `what`."""
+        """Report that a part of the run is at `what`."""
         left, _ = seconds_left(self.plan, self.state)
         self.progress.at(part, what, left, whole_s(self.plan, self.state))
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Note what a part of the run takes; what a part within it takes is that one's alone."""
+        """Note the time of a part of the run; a part within it is not counted twice."""
         start, outer, self._within = time.monotonic(), self._within, 0.0
         try:
             yield
@@ -65,7 +65,7 @@ class Recorder:
             self._within = outer + took
 
     def save(self, block: bool = False) -> None:
-        """Write the state, and the record: after a `block`, and else now and then."""
+        """Write the state, and the record after a `block` or from time to time."""
         with self.part("writing"):
             self._save_state()
             if block or time.monotonic() >= self._next_record:
@@ -92,10 +92,10 @@ class Recorder:
         return whole
 
     def show_table(self, reached: str, *, cut: bool) -> None:
-        """Show what there is, and note when the run has `reached` it, unless something was `cut`.
+        """Show the record, and note when the run has `reached` a stage, unless something was `cut`.
 
-        Its first table is there when every match of small models has a block, intervals are when
-        all matches have those of the first look: they are shown where the end is not near.
+        The first table is reached when every match of small models has a block; intervals, when all
+        matches have the blocks of the first look. Neither is shown shortly before the end.
         """
         seconds = self.state.seconds
         new = seconds[reached] is None and not cut

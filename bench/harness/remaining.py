@@ -25,7 +25,7 @@ SEEDS_STAYING = 0.3  # after a look at the seeds
 class Part:
     """A part of a run: how many matches, starts or cases, and its time in seconds.
 
-    `most`: where nothing is decided before its last look, so that all cases stay.
+    `most`: its time if no case is decided before the last look.
     """
 
     name: str
@@ -35,25 +35,25 @@ class Part:
 
     @classmethod
     def sure(cls, name: str, count: int, seconds: float) -> Part:
-        """A part that is measured whatever is found."""
+        """A part that is measured in any case."""
         return cls(name, count, seconds, seconds)
 
 
 def open_cases(plan: Plan, state: RunState, cases: list[Case] | None = None) -> list[Case]:
-    """The cases that can still be measured: they, and whose measurements they show, are OK."""
+    """The cases that can still be measured: neither they nor their programs have failed."""
     failed = {name for name, case in state.cases.items() if case.status != "OK"}
     cases = plan.every if cases is None else cases
     return [case for case in cases if not failed & {case.id, plan.shown[case.id]}]
 
 
 def seconds_left(plan: Plan, state: RunState) -> tuple[float, float]:
-    """Seconds that what `state` lacks is expected to take, and if nothing is decided early."""
+    """Expected seconds of what `state` lacks, and seconds if nothing is decided early."""
     left = parts(plan, state)
     return sum(part.expected for part in left), sum(part.most for part in left)
 
 
 def whole_s(plan: Plan, state: RunState) -> float:
-    """Seconds that all of the plan takes, as it is known now: of the state's first matches."""
+    """Expected seconds of the whole plan, with the state's first matches."""
     matches = [state.matches[number] for number in state.passes[0]]
     nothing = structs.replace(
         state,
@@ -67,7 +67,7 @@ def whole_s(plan: Plan, state: RunState) -> float:
 
 
 def parts(plan: Plan, state: RunState) -> list[Part]:
-    """What `state` lacks, in the order in which it is usually measured."""
+    """The parts that `state` lacks, in the usual order."""
     of, cold, probes = plan.durations.of, [], []
     for case in open_cases(plan, state):
         if case.settled:
@@ -123,7 +123,7 @@ def describe(
 ) -> str:
     """The plan, and what is left of it, in a few lines of at most 80 columns.
 
-    limit: seconds after which the run ends, whatever it has by then.
+    limit: seconds after which the run ends.
     """
     lines = []
     for name, cases in plan.cases.items():
@@ -145,7 +145,7 @@ def describe(
 
 
 def table(plan: Plan, state: RunState) -> str:
-    """What `state` lacks, part by part."""
+    """The parts that `state` lacks, as a table."""
     begin = Part.sure("start", 1, plan.durations.describe_s)
     left = [part for part in (begin, *parts(plan, state)) if part.count]
     rows = [("", "count", "about", "at most")]

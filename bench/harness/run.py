@@ -1,7 +1,7 @@
-"""A run: measures what is planned, and keeps the record at every step.
+"""A run: it measures what is planned, and keeps the record at every step.
 
-The scheduler decides, the executor measures, the recorder keeps. What ends a run before its end
-leaves a record that is valid.
+The scheduler decides, the executor measures, the recorder keeps. A run that ends early leaves a
+valid record.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ ALARM = getattr(signal, "SIGALRM", signal.SIGINT)
 
 @dataclass(frozen=True)
 class Settings:
-    """The choices of a run, all of them fixed before it starts.
+    """The choices of a run, all fixed before it starts.
 
-    `minutes`: after which it ends. `model`: name and checksum of a user's file that it is about.
-    `asked`: what the command line asked for, which the run's state keeps for `--resume`.
+    `minutes`: when it ends. `model`: name and checksum of a user's file. `asked`: the command-line
+    options, kept for `--resume`.
     """
 
     effort: str = "default"
@@ -53,18 +53,18 @@ class Settings:
 
     @property
     def amount(self) -> Effort:
-        """How much is measured; a number of blocks that was asked for is that for every match."""
+        """How much is measured; a given number of blocks holds for every match."""
         usual = EFFORT[self.effort]
         return replace(usual, blocks=self.blocks, looks=(), seed_looks=()) if self.blocks else usual
 
     @property
     def seconds(self) -> float | None:
-        """After which the run ends, where it was given a time."""
+        """The limit of the run in seconds, or None."""
         return self.minutes and 60 * self.minutes
 
 
 class Run:
-    """Measures a plan into a record, or what an interrupted run, by its state, has left of it.
+    """Measures a plan into a record, or what an interrupted run has left of it.
 
     `taken_up`: the state of an interrupted run. `show`: see `Recorder`.
     """
@@ -109,10 +109,10 @@ class Run:
         return remaining.table(self.plan, self.state)
 
     def measure(self) -> Record:
-        """Measure everything; on an interruption the record keeps what is finished.
+        """Measure everything. On an interruption the record keeps what is finished.
 
-        Raises OtherConditions where a run that is taken up began under others; its record is then
-        left as it was.
+        Raises OtherConditions, and leaves the record unchanged, if a resumed run began under
+        others.
         """
         with self._alarm():
             try:

@@ -1,4 +1,4 @@
-"""The plan of a run: its cases, which of them play together, and what is measured of each."""
+"""The plan of a run: its cases, which are timed together, and what is measured of each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def techniques() -> dict[str, Technique]:
 
 
 def remedying(bottleneck: str) -> list[Technique]:
-    """The techniques that do something about a bottleneck, but the baseline itself."""
+    """The techniques that address a bottleneck, without the baseline."""
     every = techniques().values()
     return [one for one in every if bottleneck in one.remedies and one.name != "baseline"]
 
@@ -35,9 +35,9 @@ def remedying(bottleneck: str) -> list[Technique]:
 class Plan:
     """The cases of a run by technique, and how much is measured of them.
 
-    `durations`: what is known of what they take. `room`: bytes that a match's contenders may hold.
-    `left_out`: techniques that come by name alone in such a run. `gpu`: the one on
-    which all is measured.
+    `durations`: what is known of their times. `room`: memory for the contenders of a match, in
+    bytes. `left_out`: techniques that this run would include only by name. `gpu`: the GPU that is
+    used.
     """
 
     cases: dict[str, list[Case]]
@@ -60,21 +60,21 @@ class Plan:
 
     @cached_property
     def shown(self) -> dict[str, str]:
-        """Case -> the case whose measurements it shows."""
+        """Case -> the case that is measured for it."""
         return programs(self.every, self.techniques)
 
     @property
     def lender(self) -> Environment | None:
-        """The other machine that its times are of; None where they are of this class."""
+        """The other machine whose times the plan uses; None if this class was measured."""
         known = {name.partition("/")[0] for name in self.durations.lent}
         return self.durations.lender if known & self.cases.keys() else None
 
     def matches(self, without: set[str] = frozenset()) -> list[list[Case]]:
-        """Who plays with whom, once those `without` anything left to decide have left."""
+        """The matches, without the decided cases in `without`."""
         return matches(self.every, self.shown, self.fits, without)
 
     def played_out(self, blocks: int) -> set[str]:
-        """The cases whose task asks for no more than so many blocks, whatever they show."""
+        """The cases whose task needs no more than so many blocks."""
         return {c.id for c in self.every if c.task.blocks and c.task.blocks <= blocks}
 
     def fits(self, cases: list[Case]) -> bool:
@@ -86,7 +86,7 @@ class Plan:
     # What is measured in processes of its own -----------------------------------------------------
 
     def cold_starts(self, case: Case) -> int:
-        """How many cold starts of a case are measured: the most that those who show it need."""
+        """How many cold starts of a case are measured: the most that a case showing it needs."""
         return self._starts.get(case.id, 0)
 
     @cached_property
@@ -114,7 +114,7 @@ class Plan:
         return technique.cold_starts if often else 1
 
     def probed(self, case: Case) -> bool:
-        """Whether a case's probe is measured: in a quick run where it is all that there is."""
+        """Whether a case's probe is measured; in a quick run only if it is all there is."""
         has_probe = self.techniques[case.technique].probes and case.variant.role != "control"
         if not case.workload.timed:  # its program is its probe
             return has_probe and self.shown[case.id] == case.id
@@ -128,5 +128,5 @@ class Plan:
 
     @property
     def seeds(self) -> list[int]:
-        """The numbers of seeds at which it is decided who is trained further."""
+        """The numbers of seeds at which accuracy is looked at."""
         return list(self.amount.seed_looks) or [self.amount.seeds]

@@ -1,10 +1,10 @@
-"""What a run measures next, who leaves it, and what ends in time: decided from plan and state.
+"""What a run measures next, which cases leave it, and what fits into its time.
 
-A run goes in passes. The first measures one block of everything, and a table is there; those until
-the first look give it intervals. Then comes what has processes of its own: first calls and memory,
-probes, training; then further passes, until there is nothing left to decide.
+A run goes in passes. The first measures one block of everything, which gives a first table. Passes
+until the first look give it intervals. Then come new processes for first calls, memory, probes and
+training; then further passes, until everything is decided.
 
-Nothing here starts a process or reads anything but the clock that it is given.
+This starts no process and reads only the clock that it is given.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Step:
 
 @dataclass(frozen=True)
 class NumberedMatch:
-    """A match as it is played in a pass. `alone`: its contenders start one by one."""
+    """A match of a pass. `alone`: its contenders start one by one."""
 
     number: int
     cases: list[Case]
@@ -46,10 +46,10 @@ class NumberedMatch:
 
 
 class Scheduler:
-    """Decides what is measured, in which order; it notes in `state` who leaves or fails.
+    """Decides what is measured and in which order, and notes in `state` which cases leave or fail.
 
-    `deadline`: when the run has to have ended, in seconds of `clock`. `cut`: whether something was
-    left out since it would not have ended in time. `of_user`: whether it is of a user's own model.
+    `deadline`: when the run has to end, in seconds of `clock`. `cut`: whether something was left
+    out because it would not have ended in time. `of_user`: whether it is a run on a user's model.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Scheduler:
             self.add_pass(plan.matches())
 
     def steps(self) -> Iterator[Step]:
-        """The steps of the run; each is decided when those before it have been taken."""
+        """The steps of the run; each is decided after those before it."""
         amount, seeds = self.plan.amount, iter(self.plan.seeds)
         if checks.deployed(self.plan):
             yield Step(DEPLOYED)
@@ -95,13 +95,13 @@ class Scheduler:
             yield from self._stack()
 
     def open(self, cases: list[Case] | None = None) -> list[Case]:
-        """Of these cases, or of all, those that can still be measured."""
+        """The cases that can still be measured, of these or of all."""
         return open_cases(self.plan, self.state, cases)
 
     # Passes and matches -------------------------------------------------------------------------
 
     def add_pass(self, matches: list[list[Case]]) -> None:
-        """Another pass over these matches; those that were played before keep their numbers."""
+        """Add a pass over these matches; matches that were played before keep their numbers."""
         known = {frozenset(match): number for number, match in enumerate(self.state.matches)}
         numbers = []
         for match in matches:
@@ -136,10 +136,10 @@ class Scheduler:
         return self.state.left | {case.id for case in self.plan.every if case.id not in still}
 
     def lacking(self, block: int) -> list[NumberedMatch]:
-        """The matches of a pass that lack this block, cheap ones first.
+        """The matches of a pass that lack this block, the cheapest first.
 
-        Those of large models, which take minutes, follow the others. Of a user's file the train
-        step comes before predictions: a run that ends in time has it. None where none would end.
+        Large models, which take minutes, come last. On a user's file the train step comes before
+        predictions, so that a run with a time limit has it. None if none would end in time.
         """
         durations, played = self.plan.durations, self.state.played
         matches = [
@@ -159,8 +159,10 @@ class Scheduler:
         return matches if ends else []
 
     def plays_again(self, matches: list[NumberedMatch]) -> bool:
-        """Whether a pass under which the machine changed is played again: a run of one block has
-        no intervals to keep, and there must be time for all its matches."""
+        """Whether a pass is repeated because the machine's speed changed.
+
+        A run of one block has no intervals to protect, and there must be time for all matches.
+        """
         seconds = self.plan.durations.of_pass([match.cases for match in matches])
         several = self.plan.amount.blocks > 1
         return several and self.clock() + seconds <= self.deadline - WRITING_S
@@ -176,10 +178,10 @@ class Scheduler:
     def split(
         self, match: NumberedMatch, block: int, left_out: list[Case], free: float
     ) -> list[NumberedMatch]:
-        """A match of their own for those who found no memory, with all baselines of the first.
+        """A new match for contenders that found no memory, with all baselines of the first.
 
-        There they begin one by one. Who finds none even then, beside baselines alone, fails. `free`
-        bytes are.
+        There they start one by one. A case that finds no memory beside only baselines fails.
+        `free`: bytes.
         """
         others = {case.id for case in left_out}
         only_baselines = all(case.is_baseline or case.id in others for case in match.cases)
@@ -251,7 +253,7 @@ class Scheduler:
     # What has processes of its own --------------------------------------------------------------
 
     def cold_starts(self) -> list[Case]:
-        """The cases whose first call and memory are to be measured, as often as they are."""
+        """The cases whose first call and memory are to be measured, repeated as often as needed."""
         price = self.plan.durations.of
         return self._that_end_in_time(
             (price("cold", case), case)
@@ -261,7 +263,7 @@ class Scheduler:
         )
 
     def probes(self) -> list[Case]:
-        """The cases whose bench files measure something themselves, and have not."""
+        """The cases whose probe is still to be measured."""
         price = self.plan.durations.of
         return self._that_end_in_time(
             (price("probe", case), case)
@@ -270,19 +272,19 @@ class Scheduler:
         )
 
     def checks(self) -> list[Case]:
-        """The cases whose loss or predictions are to be checked, and were not."""
+        """The cases whose loss or predictions are still to be checked."""
         price = self.plan.durations.of
         wanted = checks.wanted(self.plan, self.state)
         return self._that_end_in_time((price("check", case), case) for case in wanted)
 
     def imports(self, case: Case) -> list[str] | None:
-        """What the case's code was seen to import, on its own task or on another."""
+        """The modules that the case's code was seen to import, on this task or another."""
         alike = [case, *(other for other in self.plan.every if _row(other) == _row(case))]
         seen = (self._of(one).imports for one in alike)
         return next((imports for imports in seen if imports is not None), None)
 
     def training(self, seeds: int) -> list[Case]:
-        """The cases to be trained with so many seeds: whose accuracy is open with fewer."""
+        """The cases to train with so many seeds: those whose accuracy fewer seeds left open."""
         price = self.plan.durations.of
         return self._that_end_in_time(
             ((seeds - self._of(case).seeds) * price("training", case), case)
@@ -328,12 +330,12 @@ def _row(case: Case) -> tuple:
 
 
 def take_up(plan: Plan, state: RunState) -> None:
-    """Go on with what an interrupted run has: what was settled stands, and who failed plays again.
+    """Go on with an interrupted run: what is decided stays, and failed cases are measured again.
 
-    A ratio is made of samples that were taken side by side. So each match loses its failed cases
-    to a new one, in which they play its blocks and those that follow against those that they are
-    compared with: their baseline, their twin, and where a baseline failed, all that have it for
-    one. What those were found to be in the first match stands.
+    A ratio needs samples that were taken in the same match. So each match passes its failed cases
+    to a new one, with those that they are compared with: baseline, the other framework's row, and
+    for a failed baseline all its rows. There they play all blocks. What the first match decided
+    about the others stays.
     """
     state.finished, state.ended = False, None
     for case in plan.every:

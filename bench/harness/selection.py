@@ -1,4 +1,4 @@
-"""Which cases a run measures, which of them are one program, and who plays in which match."""
+"""Which cases a run measures, which of them run the same program, and which are timed together."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Fits = Callable[[list[Case]], bool]
 
 
 def cases_of(technique: Technique, module: str, effort: str) -> list[Case]:
-    """Every case of `technique` at `effort`: frameworks side by side.
+    """Every case of `technique` at `effort`.
 
-    A quick run has the cases of a default one, but for those that are only trained. The others have
-    a control for each framework at the first timed workload, see `spare_controls`.
+    A quick run has the cases of a default one, except those that are only trained. The others also
+    have a control for each framework at the first timed workload, see `spare_controls`.
     """
     level = max(EFFORTS.index(effort), EFFORTS.index("default"))
     workloads = [
@@ -47,27 +47,27 @@ def cases_of(technique: Technique, module: str, effort: str) -> list[Case]:
 
 
 def comes_unasked(technique: Technique, effort: str) -> bool:
-    """Whether a run has a technique that nobody asked for by name; a quick one as a default one."""
+    """Whether a run includes a technique without being asked for it by name."""
     level = max(EFFORTS.index(effort), EFFORTS.index("default"))
     return EFFORTS.index(technique.effort) <= level
 
 
 def at_a_glance(cases: list[Case], *, named: bool = False) -> list[Case]:
-    """What a quick run has of a technique: its timed rows of small models.
+    """What a quick run includes of a technique: its timed rows of small models.
 
-    Large ones, and what a bench file measures itself, take minutes each. Who names it gets the
-    latter, too, and the large ones where there are no others.
+    Large models and probes take minutes each. Probes are included if the technique is named, and
+    large models if it has no others.
     """
     small = [case for case in cases if not case.task.blocks]
     return (small or cases) if named else [case for case in small if case.timed]
 
 
 def one_by_one(cases: list[Case]) -> list[Case]:
-    """What a run has of a technique of which no variant and no task was asked for.
+    """What a run includes of a technique if no variant and no task is named.
 
-    The headline's variants at all of its work, the other ones at the headline's small models alone,
-    or at others' where the headline has none, and where a variant says its tasks: each of these
-    answers a question, all with all takes several times as long.
+    Main variants are measured at all work of main rows. Other variants are measured only at the
+    main rows' small models, or at others if there are none, or at the tasks that the variant names.
+    All of them at all work would take several times as long.
     """
     small = [case for case in cases if not case.task.blocks]
     least = min((EFFORTS.index(case.workload.effort) for case in small), default=None)
@@ -81,9 +81,9 @@ def one_by_one(cases: list[Case]) -> list[Case]:
 
 
 def at_first_work(cases: list[Case]) -> list[Case]:
-    """What a default run has of a technique by name: its rows, without the headline's further work.
+    """What a default run includes of a technique by name: its rows at the first work.
 
-    `--effort ordinary` has that, too.
+    `--effort ordinary` also includes the main rows' further work.
     """
     first = min((EFFORTS.index(case.workload.effort) for case in cases), default=None)
     small = [case for case in cases if not case.task.blocks]
@@ -99,7 +99,7 @@ def at_first_work(cases: list[Case]) -> list[Case]:
 
 
 def control_of(baseline: Variant) -> Variant:
-    """The same work as `baseline` once more, for the noise floor."""
+    """The same work as `baseline` again, for the noise floor."""
     return replace(
         baseline,
         name="control",
@@ -113,7 +113,7 @@ def control_of(baseline: Variant) -> Variant:
 def choose(
     cases: Iterable[Case], *, tasks: set[str], variants: set[str], frameworks: set[str]
 ) -> list[Case]:
-    """The cases with one of the given names; an empty set leaves that choice open."""
+    """The cases with one of the given names; an empty set allows all."""
     return [
         case
         for case in cases
@@ -124,7 +124,7 @@ def choose(
 
 
 def with_baselines(selected: list[Case], every: list[Case]) -> list[Case]:
-    """`selected` and what their ratios need, in the order of `every`: baselines, and `against`."""
+    """`selected` and what their ratios need (baselines and `against`), in the order of `every`."""
     kept = {case.id for case in selected}
     wanted = {
         (case.technique, case.work, case.side, name)
@@ -140,7 +140,7 @@ def with_baselines(selected: list[Case], every: list[Case]) -> list[Case]:
 
 
 def spare_controls(cases: Iterable[Case]) -> list[Case]:
-    """The controls that a run does without: one a mode and side is enough, where most play."""
+    """The controls that a run does not need: one per mode and framework is enough."""
     cases = list(cases)
     playing = Counter(case.work for case in cases if case.timed)
     controls = [case for case in cases if case.variant.role == "control"]
@@ -153,10 +153,10 @@ def spare_controls(cases: Iterable[Case]) -> list[Case]:
 
 
 def programs(cases: Iterable[Case], techniques: dict[str, Technique]) -> dict[str, str]:
-    """Case -> the case whose measurements it shows: itself, or one that runs the same program.
+    """Case -> the case that is measured for it: itself, or one that runs the same program.
 
-    Measured is one that is timed rather than one that is not, a baseline rather than another row,
-    one whose technique counts its model's parameters, and then the first.
+    A timed case is preferred, then a baseline, then one whose technique counts parameters, then the
+    first.
     """
     by_program: dict[tuple, list[Case]] = {}
     for case in cases:
@@ -182,13 +182,13 @@ def _program(case: Case) -> tuple:
 def matches(
     cases: list[Case], shown: dict[str, str], fits: Fits = lambda _: True, without: Iterable = ()
 ) -> list[list[Case]]:
-    """Who plays with whom: those of one piece of work, whatever their technique.
+    """Which cases are timed together: those of one piece of work, whatever their technique.
 
-    Where they are too many, or do not fit (`fits`: into memory), they are dealt out by technique,
-    and within one by variant, so that twins stay together. With them plays what each of them is
-    compared with, and one baseline of each framework, which joins the parts. `without`: the ids of
-    those about whom nothing is left to decide; what is left without a challenger is no match. Train
-    steps come first: what most ask for, a run has that ends in time.
+    If they are too many, or do not fit (`fits`: into memory), they are split by technique, and then
+    by variant, so that the two frameworks stay together. Each part also has what its cases are
+    compared with, and one baseline per framework, which joins the parts. `without`: ids of decided
+    cases; a match without a challenger is dropped. Train steps come first, so that a run with a
+    time limit has them.
     """
     timed = [case for case in cases if case.timed and case.settled]
     found = []

@@ -1,4 +1,4 @@
-"""How large things are: what is deployed, and the models themselves."""
+"""Sizes of files and of models."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def is_realistic(workload: Workload) -> bool:
 
 
 def artifact_bytes(artifact: Path | None) -> Artifact | None:
-    """Bytes of a file or of all files in a folder, as they are and compressed (zlib, level 6)."""
+    """Bytes of a file, or of all files in a folder, as they are and compressed (zlib, level 6)."""
     if artifact is None:
         return None
     files = [artifact] if artifact.is_file() else sorted(artifact.rglob("*"))
@@ -50,10 +50,10 @@ def artifact_bytes(artifact: Path | None) -> Artifact | None:
 
 
 def model_size(spec: ModelSpec, weights: dict[str, np.ndarray]) -> dict[str, dict]:
-    """Figures: parameters, those that are no zero of a kernel, multiply-accumulates of a sample.
+    """Parameters, nonzero parameters of kernels, and multiply-accumulates per sample.
 
-    weights: canonical ones of a model like that of `spec`, which may have fewer channels. MACs are
-    those of dense kernels, zeros and all; nobody counts them in a model of a user's file.
+    weights: canonical ones of a model like that of `spec`, perhaps with fewer channels. MACs are
+    those of dense kernels, zeros included; there are none for a user's model.
     """
     if isinstance(spec, FileSpec):
         return {"parameters": {"value": sum(v.size for v in weights.values()), "unit": None}}

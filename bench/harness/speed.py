@@ -1,7 +1,7 @@
-"""How fast the machine is, apart from any framework: its memory, its cores, and a sentinel.
+"""How fast the machine is, without any framework: memory, cores, and a sentinel.
 
-In threads of this process, as NumPy lets others go on while it computes. The best of several
-rounds counts: what else runs only ever makes one slower.
+It computes in threads of this process; NumPy releases the lock while it computes. The best of
+several rounds counts, because other programs only make a round slower.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Work = Callable[[], object]
 
 
 def bandwidth(threads: int, cache: float = 0) -> Speed:
-    """Bytes that a second reads and writes of memory, where arrays are copied.
+    """Bytes per second that are read and written when arrays are copied.
 
     `cache`: bytes of the largest cache.
     """
@@ -46,10 +46,10 @@ def bandwidth(threads: int, cache: float = 0) -> Speed:
 
 
 def chain(threads: int) -> Speed:
-    """Additions a second that each wait for the one before, as in running sums.
+    """Additions per second that each depend on the one before, as in running sums.
 
-    Two threads of one core do twice as many as one: each waits while the other adds. Products, that
-    keep the core's units busy, they compute no faster than one.
+    Two threads of one core do twice as many as one, because each waits while the other adds. Matrix
+    products keep the core's units busy, so two threads of one core compute them no faster than one.
     """
 
     def sums(count: int) -> list[Work]:

@@ -1,8 +1,8 @@
-"""Training in stages, so that no two rows of a run train the same: each stage's weights are kept.
+"""Training in stages, whose weights are kept: no two rows of a run train the same stage.
 
-A stage is determined by what it starts from and what happens in it: task, recipe, seed, side (the
-folder's), initial weights, the step's name and settings, epochs. Whoever asks for one that another
-row has trained is given its weights. So is what is worked out before a training: `Stages.once`.
+A stage is identified by task, recipe, seed, framework and flavour (by its folder), initial weights,
+the step's name and settings, and epochs. A row that asks for a stage that another row trained gets
+its weights. The same holds for what is computed before a training: `Stages.once`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Weights = dict[str, np.ndarray]
 
 @dataclass
 class Stages:
-    """What `Prepared.train` is given: it trains a row's stages with one seed, or finds them.
+    """What `Prepared.train` gets: it trains a row's stages with one seed, or finds them.
 
-    `fit(step, epochs=None)` trains for so many epochs, the recipe's where none are said. A row's
-    last stage, which no other row has, is trained by that alone. `folder`: of one framework and
-    flavour; stages are kept there. `epochs`: how many were really trained. `metrics`: what
-    `watch` saw, which is the row's beside its accuracy. `evidence`: what the training itself shows;
-    that of the first seed stands in the record, such as a `curve`.
+    `fit(step, epochs=None)` trains for so many epochs, default the recipe's. A row's last stage,
+    which no other row has, is trained only with that. `folder`: of one framework and flavour, where
+    stages are kept. `epochs`: how many were really trained. `metrics`: figures from `watch`, shown
+    beside the accuracy. `evidence`: what the training shows; the record keeps that of the first
+    seed, such as a `curve`.
     """
 
     impl: Any
@@ -53,9 +53,9 @@ class Stages:
     def fit(
         self, step: Callable, epochs: int | None = None, *, batch_size: int | None = None
     ) -> None:
-        """Train with `step`, and the recipe's `batch_size` where none is said.
+        """Train with `step`, by default with the recipe's `batch_size`.
 
-        What becomes of it is the row's alone.
+        The result is not shared with other rows.
         """
         epochs = epochs or self.task.recipe.epochs
         fit = partial(self._fit, batch_size=batch_size) if batch_size else self._fit
@@ -63,7 +63,7 @@ class Stages:
         self.epochs += epochs
 
     def split(self, name: str) -> tuple[Any, Any]:
-        """x and y of "train" or "test", on the device, for a row that has a loop of its own."""
+        """x and y of "train" or "test" on the device, for a row with its own loop."""
         return self._split(name)
 
     def watch(
@@ -74,9 +74,9 @@ class Stages:
         batch_size: int | None = None,
         evaluating: Callable[[], AbstractContextManager] = nullcontext,
     ) -> None:
-        """Train for the recipe's epochs, and see when the task's target is reached: `Watch`.
+        """Train for the recipe's epochs, and note when the task's target is reached: `Watch`.
 
-        evaluating: gives the context in which the model is evaluated, as that of other weights.
+        evaluating: the context in which the model is evaluated, such as with other weights.
         """
 
         def evaluate(split: str) -> float:
@@ -95,7 +95,7 @@ class Stages:
         self.metrics |= watch.metrics() | {f"train_{self.task.metric}": trained}
 
     def watch_plain(self, model: Any) -> None:
-        """Give `model` what the framework's plain step makes of it, watched once for all rows."""
+        """Give `model` the weights of plain training, watched once for all rows."""
         make_predict = self.impl.kit.training.make_predict
 
         def train() -> None:
@@ -110,9 +110,10 @@ class Stages:
         return training.make_train_step(model, optimizer, training.loss_of(self.task))
 
     def train_once(self, name: str, model: Any, train: Callable[[], None]) -> None:
-        """Give `model` what `train()` makes of it, with its `metrics`: once for all rows.
+        """Give `model` the weights and `metrics` of `train()`, which runs once for all rows.
 
-        `name` says all that the training depends on beside task, seed and initial weights.
+        `name` must say everything that the training depends on besides task, seed and initial
+        weights.
         """
         path, models = (
             self._path(name, self.weights, self.task.recipe.epochs, {}),
@@ -129,9 +130,9 @@ class Stages:
             models.import_weights(model, dict(kept))
 
     def once(self, name: str, work_out: Callable[[], Any]) -> Any:
-        """What `work_out()` gives, which is JSON: the first row that asks for it works it out.
+        """The result of `work_out()`, as JSON; computed by the first row that asks for it.
 
-        `name` says all that it depends on beside the task, the seed and its initial weights.
+        `name` must say everything that it depends on besides task, seed and initial weights.
         """
         path = self._path(name, self.weights, self.task.recipe.epochs, {}).with_suffix(".json")
         if not path.exists():
@@ -140,7 +141,7 @@ class Stages:
         return json.loads(path.read_text())
 
     def plain(self, weights: Weights | None = None, epochs: int | None = None) -> Weights:
-        """What the framework's plain step makes of `weights`, or of the seed's initial ones."""
+        """The weights after plain training from `weights`, or from the seed's initial ones."""
 
         def make(weights: Weights) -> tuple[Callable, Callable]:
             model = self.impl.kit.models.build(self.task.model, weights)
@@ -156,10 +157,10 @@ class Stages:
         epochs: int | None = None,
         **settings: Any,
     ) -> Weights:
-        """The weights that a stage leaves, which is trained by the first row that asks for it.
+        """The weights of a stage, which the first row that asks for it trains.
 
-        `make(weights)` gives the step and a function for the model that it has trained. `name` and
-        `settings` say all that the step depends on beside the weights that it starts from.
+        `make(weights)` gives the step and a function for the trained model. `name` and `settings`
+        must say everything that the step depends on besides its initial weights.
         """
         weights = self.weights if weights is None else weights
         epochs = epochs or self.task.recipe.epochs
@@ -186,9 +187,9 @@ def curve(
     log: bool = False,
     mark: tuple[float, float] | None = None,
 ) -> dict[str, Any]:
-    """What a report draws of a training: `points` to five digits, what they are, one to mark.
+    """The curve of a training for the report: `points` to five digits, their meaning, one to mark.
 
-    `log`: whether the axis of x is logarithmic.
+    `log`: whether the x axis is logarithmic.
     """
 
     def rounded(point: Iterable[float]) -> list[float]:
@@ -212,7 +213,7 @@ def _write(path: Path, write: Callable[[BinaryIO], Any]) -> None:
 
 
 def train_plain(impl, model: Any, *more: int) -> Callable[[Stages], None]:
-    """Return a `Prepared.train` that gives `model` what plain training leaves.
+    """A `Prepared.train` that gives `model` the weights of plain training.
 
     It trains for the recipe's epochs and then, with a new optimizer each time, for `more`.
     """
@@ -229,11 +230,11 @@ def train_plain(impl, model: Any, *more: int) -> Callable[[Stages], None]:
 def train_on(
     impl, work: Work, prepare: Callable[..., Prepared], *, epochs: int
 ) -> Callable[[Stages], Callable]:
-    """Return a `Prepared.train` of two stages, the same for a technique's baseline and its rows.
+    """A `Prepared.train` of two stages, the same for a technique's baseline and its rows.
 
-    The baseline, which `prepare(impl, work)` makes where there are no settings, trains for the
-    recipe's epochs. From its weights `prepare` makes the row, with an optimizer that starts anew,
-    and that trains for `epochs` more: every row takes as many steps at the same learning rate.
+    The baseline, which `prepare(impl, work)` makes without settings, trains for the recipe's
+    epochs. From its weights `prepare` makes the row with a new optimizer, which trains for `epochs`
+    more. So every row takes the same number of steps at the same learning rate.
     """
 
     def train(stages: Stages) -> Callable:

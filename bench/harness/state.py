@@ -1,8 +1,8 @@
-"""What a run has found, as it was found: `state.json`, from which an interrupted run is taken up.
+"""What a run has measured so far: `state.json`, from which `--resume` goes on.
 
-results.json holds what is published. To go on as if it had never stopped, a run needs more: what
-its matches are, who has left, and what it was asked for, with paths of this machine. So that stands
-in a file of its own, which is written before the record: what the record shows, the state holds.
+results.json has what is published. To go on, a run also needs its matches, the cases that left, and
+its options with paths of this machine. That is in this file, which is written before the record:
+all that the record shows is in the state.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ VOLATILE += ("os", "memory_bytes", "products_at_end")
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """What a run was asked for: its options by name, and the ids of the cases selected."""
+    """The options of a run by name, and the ids of the selected cases."""
 
     options: dict[str, Any] = {}
     selected: list[str] = []
 
 
 class ProcessId(Struct, frozen=True, kw_only=True, eq=True):
-    """A process by its number and its start; another one may have the number later."""
+    """A process by its number and start time, because numbers are reused."""
 
     id: int
     started: float
 
 
 class CaseState(Struct, kw_only=True):
-    """Everything found of one case.
+    """Everything measured of one case.
 
-    `evidence`: of a probe. `imports`: the modules that the case's own code imports. `seconds`: what
-    was measured in processes of its own took, by part.
+    `evidence`: of a probe. `imports`: the modules that the case's code imports. `seconds`: of its
+    measurements in new processes, by part.
     """
 
     blocks: list[Played] = []
@@ -75,7 +75,7 @@ class CaseState(Struct, kw_only=True):
 
     @property
     def seeds(self) -> int:
-        """With how many seeds it was trained."""
+        """The number of seeds it was trained with."""
         return len(self.trained.per_seed) if self.trained else 0
 
     @property
@@ -84,22 +84,22 @@ class CaseState(Struct, kw_only=True):
         return self.trained is not None and self.trained.is_over
 
     def fail(self, status: str, reason: str | None) -> None:
-        """Note why the case has no figures; the first reason stands."""
+        """Note why the case has no figures; the first reason is kept."""
         if self.status == "OK":
             self.status, self.reason = status, reason
 
     def spend(self, part: str, seconds: float) -> None:
-        """Note what a part took."""
+        """Add the time of a part."""
         self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
 
 class RunState(Struct, kw_only=True):
-    """What a run was asked for, where it runs, and everything that it has found.
+    """The options of a run, its machine, and everything measured so far.
 
-    `code`: a hash of the source that measures. `passes`: the numbers of the matches that each pass
-    plays; pass n plays block n. `left`: the ids of those who left. `settled`: the settings of rows
-    that were decided by others. `conditions`: of each block that was played to its end. `watched`:
-    each pass as it was played, with the speed of the machine around it.
+    `code`: a hash of the source that measures. `passes`: the numbers of the matches of each pass;
+    pass n plays block n. `left`: ids of the cases that left. `settled`: settings of rows that
+    depend on others. `conditions`: of each finished block. `watched`: each pass, with the machine's
+    speed before and after.
     """
 
     state_version: int = VERSION
@@ -124,21 +124,21 @@ class RunState(Struct, kw_only=True):
 
     @property
     def played(self) -> set[tuple[int, int]]:
-        """The blocks that were played to their end: (match, block)."""
+        """The finished blocks: (match, block)."""
         return {(found.match, found.block) for found in self.conditions}
 
     @property
     def described(self) -> bool:
-        """Whether the frameworks have been asked, without which nothing is measured."""
+        """Whether the frameworks were described; nothing is measured before."""
         return self.environment.peak_flops is not None
 
     def add_match(self, cases: list[Case]) -> int:
-        """Number a match."""
+        """Add a match, and return its number."""
         self.matches.append([case.id for case in cases])
         return len(self.matches) - 1
 
     def add_block(self, played: dict[str, Played], conditions: Conditions) -> None:
-        """Keep what a block found of each case, and under which conditions."""
+        """Keep the results of a block for each case, and its conditions."""
         for name, result in played.items():
             case = self.cases[name]
             case.blocks.append(result)
@@ -154,17 +154,17 @@ class RunState(Struct, kw_only=True):
     def begin_pass(
         self, number: int, speed: float, device: float | None, again: bool = False
     ) -> None:
-        """Note when a pass begins, and how fast the machine is then, and its device."""
+        """Note that a pass begins, and the speed of machine and GPU."""
         begun = Pass(number=number, began=_now(), before=speed, device_before=device, again=again)
         self.watched.append(begun)
 
     def end_pass(self, speed: float, device: float | None) -> Pass:
-        """Note how fast they are when a pass has ended; the pass."""
+        """Note that a pass has ended, and the speeds; returns the pass."""
         self.watched[-1] = self.watched[-1].but(after=speed, device_after=device)
         return self.watched[-1]
 
     def drop_pass(self) -> None:
-        """Forget the blocks that the last pass played."""
+        """Drop the blocks of the last pass."""
         last = self.watched[-1]
         gone = {(match, last.number) for match in last.matches}
         for case in self.cases.values():
@@ -173,12 +173,12 @@ class RunState(Struct, kw_only=True):
         self.watched[-1] = last.but(matches=[])
 
     def spend(self, part: str, seconds: float) -> None:
-        """Note what a part of the run took."""
+        """Add the time of a part of the run."""
         self.seconds[part] = (self.seconds.get(part) or 0.0) + seconds
 
 
 def new(cases: list[Case], **fields: Any) -> RunState:
-    """The state of a run of these cases that has not begun."""
+    """The state of a run of these cases before it begins."""
     return RunState(
         **fields,
         process=this_process(),
@@ -256,7 +256,7 @@ def code(*more: str) -> str:
 
 
 def differences(before: dict, now: dict) -> list[str]:
-    """What is not the same in two environments, in words."""
+    """How two environments differ, in words."""
     ours, theirs = _flat(before), _flat(now)
     return [
         f"{name} was {ours.get(name, 'unknown')}, is {theirs.get(name, 'unknown')}"
@@ -279,12 +279,12 @@ def _flat(value: dict, above: str = "") -> dict[str, Any]:
 
 
 def this_process() -> ProcessId:
-    """The process that measures."""
+    """The id of this process."""
     return ProcessId(id=os.getpid(), started=_started(psutil.Process()))
 
 
 def is_alive(process: ProcessId) -> bool:
-    """Whether a process lives; another one may have its number by now."""
+    """Whether a process is alive, and not another one with its number."""
     try:
         living = psutil.Process(process.id)
         dead = living.status() == psutil.STATUS_ZOMBIE

@@ -32,9 +32,10 @@ FEWEST_CERTIFIED = 2  # but never before so many more than the first
 
 
 def other_threads_run() -> bool:
-    """Whether a thread of this process other than the caller runs now; False where unknown.
+    """Whether another thread of this process runs now; False if unknown.
 
-    From the state in /proc, since CPU clocks of running threads advance with the kernel's tick.
+    By the state in /proc, because CPU clocks of running threads advance only with the kernel's
+    tick.
     """
     this = str(threading.get_native_id())
     for task in Path("/proc/self/task").glob("[0-9]*"):
@@ -57,7 +58,7 @@ class Timing:
 
     @property
     def slow(self) -> bool:
-        """Whether its steps last longer than `SLOW_S`."""
+        """Whether its steps take longer than `SLOW_S`."""
         return self.last_s > SLOW_S
 
     def _op_first_call(self) -> FirstCall:
@@ -124,7 +125,7 @@ class Timing:
 
     @property
     def shape_count(self) -> int:
-        """How many shapes its batches have."""
+        """How many different shapes its batches have."""
         return len(set(map(shape_of, self.batches)))
 
     def _next_part(self) -> None:

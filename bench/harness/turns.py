@@ -1,8 +1,8 @@
-"""Who computes beside whom while processes begin: several lanes, or one with all cores to itself.
+"""Which processes compute at the same time while they start: several lanes, or one with all cores.
 
-Starting, importing, building and tracing take one thread each, so that lanes do them beside each
-other. Steps take all cores, and the threads of an eager step of PyTorch spin while they wait for
-one another: beside another process, whatever that does, they take several times as long.
+Starting, importing, building and tracing use one thread, so lanes do them in parallel. Steps use
+all cores, and the threads of an eager PyTorch step spin while they wait: beside any other process
+they would take several times as long.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from contextlib import contextmanager
 
 
 class Turns:
-    """What lanes do beside each other, and what a lane does with nobody beside it.
+    """Lets lanes work in parallel, or one lane work while the others wait.
 
-    Who waits for the cores is let in before anybody else begins.
+    A lane that waits for all cores goes before the others.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Turns:
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """Compute beside others that do the same."""
+        """Compute in parallel with other lanes."""
         with self._changed:
             self._changed.wait_for(lambda: not (self._waiting or self._taken))
             self._beside += 1
@@ -37,7 +37,7 @@ class Turns:
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
-        """Compute with nobody beside."""
+        """Compute while no other lane does."""
         with self._changed:
             self._waiting += 1
             self._changed.notify_all()

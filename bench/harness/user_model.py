@@ -39,7 +39,7 @@ FAR = 1e-3  # relative, of the outputs of twins whose weights were copied
 
 
 class Side:
-    """A framework's package; its kit's model, loss, optimizer and batches are those of a file."""
+    """A framework's package whose kit has a user's model, loss, optimizer and batches."""
 
     def __init__(self, impl: Any, folder: Path) -> None:
         self._impl, self.__name__ = impl, impl.__name__
@@ -69,14 +69,15 @@ class Side:
         return getattr(self._impl, name)  # the technique's families
 
     def batches(self, size: int) -> list[tuple]:
-        """The prepared batches, whole or the first sample of each."""
+        """The prepared batches, or the first sample of each."""
         whole = size == self.about["batch_size"]
         return user_model.load_batches(self.folder, None if whole else size)
 
     def of_size(self, size: int) -> tuple:
-        """A batch of so many samples: of `batch`, or the prepared ones as often as it takes.
+        """A batch of so many samples: from `batch`, or by repeating the prepared ones.
 
-        These, too, where `batch` has not so many: cut off in silence they would count as all.
+        Also by repeating if `batch` returns fewer: otherwise a smaller batch would count as the
+        full one.
         """
         if hasattr(self.module, "batch"):
             with suppress(BadFile):
@@ -88,15 +89,16 @@ class Side:
         return user_model.resized(x, whole, size), user_model.resized(y, whole, size)
 
     def most_samples(self, seconds: float) -> int:
-        """How large a batch may be whose step takes so long, by the check's steps; its own may."""
+        """The largest batch with steps of at most `seconds`, by the check; at least the file's."""
         step_s = self.about["sides"][self.name]["step_s"]
         size = self.about["batch_size"]
         return max(size, int(size * seconds / step_s))
 
     def drawn(self, seed: int) -> Iterator[tuple]:
-        """Batches to train on until the file evaluates: those of a seed, or the file's own.
+        """The training batches of a seed, from `batch` or from the file's `batches`.
 
-        Of these each seed begins one later: in a fixed order all seeds would train the same.
+        Each seed begins `batches` one batch later, because with one order all seeds would train the
+        same.
         """
         if hasattr(self.module, "batches"):
             stream = islice(endless(self.stream), seed, None)
@@ -111,11 +113,11 @@ class Side:
         return islice(stream, self.about["train_steps"])
 
     def evaluate(self, predict: Callable) -> float:
-        """The file's own figure of what predicts, with NumPy arrays in and out."""
+        """The file's metric of a prediction function, which takes and returns NumPy arrays."""
         return _evaluated(self.module, self._of_file, predict, self.name)
 
     def checksum(self, weights: dict[str, np.ndarray]) -> str:
-        """Of weights; of those that were copied from one framework to the other it is the same."""
+        """The checksum of weights; the same in both frameworks for weights that were copied."""
         found = checksum(weights)
         return self.about["pairs"].get(found, found)
 

@@ -1,7 +1,7 @@
-"""What is seen of a training on its way: when it reaches its target, and how restless its loss is.
+"""Observes a training: when it reaches its target, and how much its loss fluctuates.
 
-Rows that change what is learned are compared by it. A training runs beside others, each on one
-thread, so that its time is that of the processor, which does not depend on them.
+Rows that change what is learned are compared by this. Trainings run in parallel on one thread each,
+so time is CPU time, which does not depend on the others.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ EVERY = 40  # steps between evaluations, which cost as much as 20 of digits-cnn
 
 
 class Watch:
-    """Stands for `step`, and evaluates on the test split every `EVERY` steps.
+    """Wraps `step`, and evaluates on the test split every `EVERY` steps.
 
-    `evaluate() -> float` is not in the time. `target`: the metric that counts as reached, where
-    more is better if `rising`; None: nothing is looked for. `unit`: of the loss.
+    `evaluate() -> float` is not timed. `target`: the metric to reach (higher is better if
+    `rising`), or None. `unit`: of the loss.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class Watch:
     def metrics(self) -> dict[str, dict]:
         """The figures by name: {"value": float or None, "unit": str}. None: not reached.
 
-        The fluctuation is that of the last quarter's losses from step to step: the standard
-        deviation that losses without a trend would have.
+        The fluctuation is computed from differences between consecutive losses in the last quarter:
+        the standard deviation that losses without a trend would have.
         """
         steps, seconds = self.reached or (None, None)
         losses = list(map(float, self.losses))

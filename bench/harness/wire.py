@@ -1,7 +1,7 @@
 """Messages between the harness and its processes: JSON over an authenticated local connection.
 
-JSON and not pickle: each framework may run under an interpreter of its own, and nothing that
-arrives is executed. Who receives a message says of which type it must be.
+It is JSON rather than pickle because each framework may run in another interpreter, and nothing
+that arrives may be executed. The receiver states the type of a message.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Message = TypeVar("Message")
 
 
 class Gone(Exception):
-    """The process at the other end ended."""
+    """The other process has ended."""
 
 
 class Silent(Exception):
@@ -26,25 +26,25 @@ class Silent(Exception):
 
 
 class Foreign(Gone):
-    """A message is not of the type that was expected: nobody to talk with. The text says where."""
+    """A message has another type than expected. The text says where."""
 
 
 class Hello(Struct, frozen=True):
-    """The first message of a process: who calls."""
+    """The first message of a process, with its name."""
 
     name: str
     pid: int
 
 
 class Request(Struct, frozen=True):
-    """What a process is asked: an operation and its arguments."""
+    """An operation for a process, and its arguments."""
 
     op: str
     arguments: dict[str, Any] = {}
 
 
 class Reply(Struct, Generic[Message], frozen=True, omit_defaults=True):
-    """The answer to a request, or in one line why there is none."""
+    """The answer to a request, or one line why there is none."""
 
     answer: Message | None = None
     error: str | None = None
@@ -52,14 +52,14 @@ class Reply(Struct, Generic[Message], frozen=True, omit_defaults=True):
 
 
 def connect(address: str, name: str) -> Connection:
-    """Open a connection to the harness at `address` and say who is calling."""
+    """Connect to the harness at `address`, and send this process's name."""
     connection = Client(address, authkey=bytes.fromhex(os.environ[KEY]))
     send(connection, Hello(name, os.getpid()))
     return connection
 
 
 def send(connection: Connection, message: Struct) -> None:
-    """Send one message; `Gone` if nobody is there. TypeError where JSON has no such value."""
+    """Send one message. Raises `Gone`, or TypeError if JSON has no such value."""
     encoded = msgspec.json.encode(message, enc_hook=_plain)
     try:
         connection.send_bytes(encoded)
@@ -68,9 +68,9 @@ def send(connection: Connection, message: Struct) -> None:
 
 
 def receive(connection: Connection, kind: type[Message], timeout: float | None = None) -> Message:
-    """Wait for one message of a type, at most `timeout` seconds.
+    """Wait at most `timeout` seconds for one message of a type.
 
-    Raises `Gone` or `Silent` where none comes, and `Foreign` where it is of another type.
+    Raises `Gone`, `Silent` if none comes, or `Foreign` if it has another type.
     """
     try:
         if timeout is not None and not connection.poll(timeout):

@@ -1,9 +1,9 @@
-"""A worker: one case in a process of its own. The only module here that imports a kit.
+"""A worker: the process of one case. Only this module imports a kit.
 
-It is forked by a parent, or freshly executed (`python -m bench.harness.worker ADDRESS NAME LOG`)
-for cold start and memory and where forking is unsafe. It answers requests one by one; each `_op_`
-method is one. Here are those that prepare a case; the others are in `timing`,
-`memory_operations`, `accuracy` and `user_model`.
+It is forked by a parent. For cold starts and memory, and where forking is unsafe, it is newly
+executed (`python -m bench.harness.worker ADDRESS NAME LOG`). It answers requests one by one; each
+`_op_` method is one. Those that prepare a case are here; others are in `timing`,
+`memory_operations`, `accuracy`, `keeping` and `user_model`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def ending(code: int) -> str:
 
 
 def run(address: str, name: str, log: str) -> None:
-    """Serve requests until the harness hangs up. Standard output and error go to `log`."""
+    """Serve requests until the harness hangs up. Standard output and errors go to `log`."""
     sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(sink, 1)
     os.dup2(sink, 2)
@@ -87,7 +87,7 @@ def _reply(bench: Operations, request: wire.Request) -> wire.Reply:
 
 
 class Operations(Timing, MemoryOperations, Training, KeepingChecks, Checking):
-    """The state of one case: its kit, its prepared step, its resident batches.
+    """The state of one case: its kit, prepared step and resident batches.
 
     `is_trained`: whether its weights are those of the run's trained model.
     """
@@ -241,7 +241,7 @@ class Operations(Timing, MemoryOperations, Training, KeepingChecks, Checking):
 
     @property
     def call(self):
-        """What is timed, as a function of x and y: the step, or the prediction of x."""
+        """The timed function of x and y: the step, or the prediction of x."""
         if self.work.mode == "train":
             return self.prepared.step
         predict = self.prepared.predict

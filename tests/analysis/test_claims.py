@@ -274,8 +274,8 @@ def test_both_sizes_are_shown_where_the_size_decides():
     record = planted(BF16 | SMALL | {"time": SLOW}, BF16 | LARGE | {"time": QUICK})
     found = judge([record], [claim(FASTER)])
     words = here(found[0])
-    assert words.index("2.000") < words.index("photos-resnet18")
-    assert words.index("1.111") < words.index("digits-cnn")
+    assert words.index("2.000") < words.index("ResNet-18")
+    assert words.index("1.111") < words.index("small CNN")
     assert words.endswith("1 of 2 rows hold")
     assert "1 hold on large models, not on small ones" in counts(found)
 
@@ -377,7 +377,7 @@ def bad(change) -> str:
         (lambda c: c[0]["rule"].update(at_most=1), "at_least is above at_most"),
         (lambda c: c[0]["rule"].update(figure="speed"), "figure: 'speed' is unknown"),
         (lambda c: c[0]["rule"].update(read="difference"), "read: difference is only for accuracy"),
-        (lambda c: c[0]["rule"].update(read="value"), "time is read against a baseline"),
+        (lambda c: c[0]["rule"].update(read="value"), "read: time needs a baseline"),
         (lambda c: c[0]["rule"].update(variants=[]), "variants: expected `array` of length >= 1"),
         (lambda c: c[0]["rule"].update(needs="tpu"), "'tpu' is unknown; choose from cuda, amx"),
         (lambda c: c.append(copy.deepcopy(c[0])), "claims 1 (planted): another claim has this id"),
@@ -420,8 +420,8 @@ def test_the_terminal_has_counts_first_and_no_wide_line():
     assert lines[0].startswith("3 published claims: 1 hold here, 1 do not hold here, 1 can't be")
     assert all(cell_len(line) <= 80 for line in lines)
     body = " ".join(" ".join(lines).split())
-    assert "2.000 (1.923–2.083) (PyTorch bf16, digits-cnn, batch 64); 1 of 2 rows hold" in body
-    assert "1.111 (1.087–1.136) (TensorFlow bf16, digits-cnn, batch 64)" in body
+    assert "2.000 (1.923–2.083) (PyTorch, bf16, small CNN on digits, batch 64); 1 of 2 rows" in body
+    assert "1.111 (1.087–1.136) (TensorFlow, bf16, small CNN on digits, batch 64)" in body
     assert "needs a GPU; here" in body
 
 

@@ -144,7 +144,7 @@ def test_looks_are_a_few_rising_numbers(looks, fine):
     [
         (SCHEMA_VERSION - 1, "schema 2 is older than this twinbench, which reads 3"),
         (SCHEMA_VERSION + 1, "schema 4 is newer than this twinbench, which reads 3"),
-        *((wrong, "it has no schema_version") for wrong in (True, "3", 3.0)),
+        *((wrong, "not a record of twinbench") for wrong in (True, "3", 3.0)),
         (None, "not a record of twinbench: it has no schema_version"),
     ],
 )

@@ -71,7 +71,8 @@ def test_a_pool_of_a_wrong_size_is_named_with_its_variable(threads, variables, f
     assert wrong(host, pt=known, tf=POOLS) == [finding]
     (one,) = judges.judged(host, {"pt": known}, "", {})
     assert f"OMP_NUM_THREADS={threads}" in one.what
-    measured = f"a product runs at 10 GFLOP/s with {threads}; with 8, 7.8 to 8.1 times as many"
+    measured = f"a matrix product runs at 10 GFLOP/s in a pool of {threads}, "
+    measured += "and 7.8 to 8.1 times as fast in one of 8"
     assert one.evidence == measured
     assert "TensorFlow ignores this variable" in one.advice
 
@@ -106,7 +107,7 @@ def test_a_size_is_advised_only_where_all_turns_show_that_it_is_faster(gain, is_
     (one,) = judges.judged(host, {"pt": known}, "", {})
     assert one.wrong is is_shown
     assert ("set it to 8" in one.advice) is is_shown
-    assert ("8 threads are not faster here" in one.advice) is not is_shown
+    assert ("8 threads were not shown to be faster" in one.advice) is not is_shown
     assert (one.technique == "serving_threads") is is_shown
 
 
@@ -210,7 +211,7 @@ def test_a_convolution_says_what_onednn_would_gain(with_s, is_wrong):
     facts = {"tf": replace(POOLS, without_onednn_s=10e-3)}
     (one,) = judges.onednn(OLD, 10e-3, with_s)
     assert one.wrong is is_wrong
-    assert one.advice.startswith("set TF_ENABLE_ONEDNN_OPTS=1" if is_wrong else "leave it as it is")
+    assert one.advice.startswith("set TF_ENABLE_ONEDNN_OPTS=1" if is_wrong else "nothing")
     measured = f"takes 10 ms, with oneDNN {with_s and with_s * 1e3:.3g} ms" if with_s else "not set"
     assert one.evidence.endswith(measured)
     assert one in judges.judged(OLD, facts, "", {}, with_s)
@@ -278,7 +279,7 @@ def test_a_finding_has_the_gain_of_its_technique_from_a_record():
     assert gain.startswith("PyTorch: in_memory, PyTorch ")
     assert "times the samples/s" in gain
     assert "(docs: " in gain
-    assert gains.with_gain(one, {}).gain.endswith("--technique in_memory does (no record)")
+    assert gains.with_gain(one, {}).gain.endswith("--technique in_memory (no record)")
 
 
 BEST = {"value": 30.0, "unit": "samples/s", "ci": (29.0, 31.0)}
@@ -312,7 +313,7 @@ def test_a_finding_names_the_technique_that_serves_it(facts, host, technique, va
     assert "3.00 times the samples/s (" in gain
     assert "accuracy not measured" in gain
     unmeasured = gains.with_gain(one, {"docs": records.record()}).gain
-    assert unmeasured.startswith(f"{technique} was not measured, pytest bench/")
+    assert unmeasured.startswith(f"{technique} was not measured; measure it with pytest bench/")
 
 
 def test_nothing_found_is_one_line():

@@ -669,7 +669,7 @@ def test_a_killed_run_is_taken_up(stopped, resumed):
     assert "1 passed" in resumed.out  # what was selected, and not its baseline
     assert "[pass 1" not in resumed.err
     assert "[pass 5" in resumed.err
-    assert "taken up where it ended" in " ".join(resumed.err.split())
+    assert "resumed: about" in " ".join(resumed.err.split())
 
 
 def folder_of(out):
