@@ -35,12 +35,11 @@ device the step.
 
 Run it alone: `python -m pt_impl.recipes.augmentation` prints accuracies and samples/s.
 
-Copy with it: `pt_impl/kit/checks/augmentation.py`.
+Copy with it: `pt_impl/kit/checks/augmentation.py`, `shared/augmentation.py`.
 """
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -49,47 +48,16 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from pt_impl.kit.checks.augmentation import (
-    check_alpha,
-    check_augmentation,
-    check_border,
     check_float,
     check_images,
     check_labels,
     check_nchw,
     check_sample_losses,
 )
+from shared.augmentation import Policy, check_alpha, check_border
 
 BORDERS = {"zero": "zeros", "nearest": "border", "reflect": "reflection"}
 GREY = (0.299, 0.587, 0.114)  # of red, green and blue: ITU-R BT.601
-
-
-@dataclass(frozen=True, kw_only=True)
-class Policy:
-    """How much images may be changed; as it stands, not at all.
-
-    flip_horizontal, flip_vertical: probabilities. rotation: the most degrees to either side.
-    zoom: 0.2 draws factors of 0.8 to 1.2. shift: the most to either side, in shares of the height
-    and the width. brightness: the most that is added or taken, in the images' own unit. contrast,
-    saturation: 0.2 draws factors of 0.8 to 1.2; saturation needs three channels.
-    border: what stands beyond the image: "zero", "nearest" (its last pixel) or "reflect" (d c b a |
-    a b c d | d c b a). mixup, cutmix: alpha, 0 for none; with both, each batch draws one of them.
-    Values are not clipped.
-    """
-
-    flip_horizontal: float = 0.0
-    flip_vertical: float = 0.0
-    rotation: float = 0.0
-    zoom: float = 0.0
-    shift: float = 0.0
-    brightness: float = 0.0
-    contrast: float = 0.0
-    saturation: float = 0.0
-    mixup: float = 0.0
-    cutmix: float = 0.0
-    border: str = "zero"
-
-    def __post_init__(self) -> None:
-        check_augmentation(self)
 
 
 class Parameters(NamedTuple):

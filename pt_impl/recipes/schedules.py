@@ -27,7 +27,7 @@ can be detected only if the validation loss is less noisy than the expected impr
 
 Run it alone: `python -m pt_impl.recipes.schedules` prints the rates.
 
-Copy with it: `pt_impl/kit/checks/schedules.py`, `pt_impl/kit/plateau.py`.
+Copy with it: `pt_impl/kit/plateau.py`, `shared/schedules.py`.
 """
 
 import math
@@ -37,8 +37,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau
 
-from pt_impl.kit.checks.schedules import check_batch_sizes, check_one_cycle, check_schedule
 from pt_impl.kit.plateau import ReductionOnPlateau
+from shared.schedules import check_batch_sizes, check_one_cycle, check_schedule
 
 
 def apply_linear_decay(

@@ -30,7 +30,7 @@ When it helps and when it hurts: it helps if one source has to run in both frame
 
 Run it alone: `python -m pt_impl.train_step.keras_backend` compares the native step with Keras's.
 
-Copy with it: `pt_impl/kit/checks/keras_backend.py`.
+Copy with it: `shared/keras_backend.py`.
 """
 
 import os
@@ -38,7 +38,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pt_impl.kit.checks.keras_backend import check_compiled, check_keras_backend
+from shared.keras_backend import check_compiled, check_keras_backend
 
 os.environ["KERAS_BACKEND"] = "torch"  # before Keras is imported
 
@@ -63,7 +63,7 @@ def compile_keras(
         ValueError: it is no Keras model, or one on another backend.
         NotImplementedError: a layer of it can't be compiled.
     """
-    check_keras_backend(model)
+    check_keras_backend(model, "torch")
     model.compile(optimizer=optimizer, loss=loss_fn, jit_compile=compiled or "auto")
     if compiled:
         check_compiled(model)

@@ -15,7 +15,7 @@ can be detected only if the validation loss is less noisy than the expected impr
 
 Run it alone: `python -m tf_impl.recipes.schedules` prints the rates.
 
-Copy with it: `tf_impl/kit/checks/schedules.py`.
+Copy with it: `shared/schedules.py`, `tf_impl/kit/checks/schedules.py`.
 """
 
 import math
@@ -23,6 +23,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
+from shared.schedules import check_batch_sizes, check_one_cycle, check_schedule
 from tf_impl.kit.checks import schedules as checks
 
 Optimizer = tf.keras.optimizers.Optimizer
@@ -33,7 +34,7 @@ class LinearDecay(tf.keras.optimizers.schedules.LearningRateSchedule):
     """`rate` that warms up and falls in a straight line to `final` times itself."""
 
     def __init__(self, rate: float, steps: int, warmup: int = 0, final: float = 0.0) -> None:
-        checks.check_schedule(steps, warmup, final)
+        check_schedule(steps, warmup, final)
         self.rate, self.steps, self.warmup, self.final = rate, steps, warmup, final
 
     def __call__(self, step) -> tf.Tensor:
@@ -72,7 +73,7 @@ class OneCycle(tf.keras.optimizers.schedules.LearningRateSchedule):
         initial: float = 0.04,
         final: float = 4e-6,
     ) -> None:
-        checks.check_one_cycle(steps, rising, initial, final)
+        check_one_cycle(steps, rising, initial, final)
         self.rate, self.steps, self.rising = rate, steps, rising
         self.initial, self.final = initial, final
 
@@ -216,7 +217,7 @@ def scale_rate(*, rate: float, batch_size: int, reference_batch_size: int) -> fl
     batch_size: of a whole update, so times the accumulated batches and the replicas. The rule holds
     up to some size that only a trial finds, and needs a warm-up.
     """
-    checks.check_batch_sizes(batch_size, reference_batch_size)
+    check_batch_sizes(batch_size, reference_batch_size)
     return rate * batch_size / reference_batch_size
 
 

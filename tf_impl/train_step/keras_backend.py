@@ -15,7 +15,7 @@ When it helps and when it hurts: it helps if one source has to run in both frame
 
 Run it alone: `python -m tf_impl.train_step.keras_backend` compares the native step with Keras's.
 
-Copy with it: `tf_impl/kit/checks/keras_backend.py`.
+Copy with it: `shared/keras_backend.py`.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from collections.abc import Callable
 import keras
 import numpy as np
 
-from tf_impl.kit.checks.keras_backend import check_compiled, check_keras_backend
+from shared.keras_backend import check_compiled, check_keras_backend
 
 
 def compile_keras(
@@ -44,7 +44,7 @@ def compile_keras(
         ValueError: it is no Keras 3 model, or one on another backend.
         NotImplementedError: a layer of it can't be compiled.
     """
-    check_keras_backend(model)
+    check_keras_backend(model, "tensorflow")
     model.compile(optimizer=optimizer, loss=loss_fn, jit_compile=compiled or "auto")
     if compiled:
         check_compiled(model)

@@ -1,37 +1,6 @@
-"""What augmentation refuses: settings out of range, what is no image, losses that are averaged."""
-
-import math
-from dataclasses import fields
+"""What augmentation refuses: what is no image, losses that are averaged."""
 
 from torch import Tensor
-
-BORDERS = ("zero", "nearest", "reflect")
-
-
-def check_augmentation(policy) -> None:
-    """Raise ValueError for a setting of a policy that is out of its range."""
-    most = dict.fromkeys(("flip_horizontal", "flip_vertical", "contrast", "saturation"), 1)
-    for field in fields(policy):
-        name, value = field.name, getattr(policy, field.name)
-        if name == "border":
-            check_border(value)
-        elif not 0 <= value <= most.get(name, math.inf) or not math.isfinite(value):
-            bound = f"between 0 and {most[name]}" if name in most else "0 or more"
-            raise ValueError(f"{name} must be {bound}, not {value!r}")
-    if policy.zoom >= 1:
-        raise ValueError(f"zoom must be below 1, not {policy.zoom!r}")
-
-
-def check_border(border: str) -> None:
-    """Raise ValueError for a border that there is not."""
-    if border not in BORDERS:
-        raise ValueError(f"border must be one of {', '.join(BORDERS)}, not {border!r}")
-
-
-def check_alpha(alpha: float) -> None:
-    """Raise ValueError for a negative alpha, and one that is no finite number."""
-    if not alpha >= 0 or not math.isfinite(alpha):
-        raise ValueError(f"alpha must be 0 or more, not {alpha!r}")
 
 
 def check_images(x: Tensor, saturated: bool) -> None:

@@ -1,17 +1,19 @@
-"""What Keras's own trainer on TensorFlow refuses: other models, another backend, no compiler."""
+"""What Keras's own trainer refuses: other models, another backend, no compiler."""
+
+from __future__ import annotations
 
 import inspect
 import sys
 
 
-def check_keras_backend(model) -> None:
-    """Raise ValueError unless it is a Keras 3 model on TensorFlow."""
+def check_keras_backend(model, backend: str) -> None:
+    """Raise ValueError unless it is a Keras 3 model on this backend, such as "torch"."""
     keras = sys.modules.get("keras")
     if keras is None or not isinstance(model, keras.Model):
         raise ValueError(f"a {type(model).__name__} is no keras.Model")
-    if keras.config.backend() != "tensorflow":
+    if keras.config.backend() != backend:
         raise ValueError(
-            f"Keras computes with {keras.config.backend()}: set KERAS_BACKEND=tensorflow before it"
+            f"Keras computes with {keras.config.backend()}: set KERAS_BACKEND={backend} before it"
             " is imported"
         )
     _check_call(model)

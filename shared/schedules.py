@@ -1,4 +1,6 @@
-"""What learning-rate schedules refuse: settings out of range."""
+"""Settings of learning-rate schedules that are refused, the same for both frameworks."""
+
+from __future__ import annotations
 
 
 def check_schedule(steps: int, warmup: int, final: float) -> None:
