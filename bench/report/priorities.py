@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from bench.analysis.families import FORMER, families
 from bench.analysis.questions import FIGURES, Leaf, Priority, by_bound, path
-from bench.analysis.table import GAINED, Row, level
+from bench.analysis.table import GAINED, RATE, TIME, Row, level
 from bench.record import FRAMEWORKS, Record
 from bench.report.answer import HEADS, accuracy_of, gain_of
 from bench.report.content import measured, run_line, warnings
@@ -96,8 +96,8 @@ def _gains(priority: Priority | None) -> str:
                 gains.setdefault(called(best.case.task), []).append(accuracy_of(best.accuracy))
             elif best:
                 kept = "" if best.accuracy.kept else "*"
-                gain = f"{gain_of(best.ratios[figure], figure)}{kept}"
-                gains.setdefault(called(best.case.task), []).append(gain)
+                gain = gain_of(best.ratios[figure], figure, short=figure in (TIME, RATE))
+                gains.setdefault(called(best.case.task), []).append(f"{gain}{kept}")
     if not gains:
         return f"no gain shown ({len(priority.rows)} tried)"
     parts = [f"{task}: {', '.join(some)}" for task, some in gains.items()]
@@ -137,8 +137,9 @@ HOW = (
     "A gain counts if its whole 95% interval is better by more than 3% (accuracy: by any of it) "
     f"and accuracy is kept. {STAR} Of each figure the best row with a large model (a million "
     "parameters or more) and the best with a small one are shown, by the bound nearest to no gain.",
-    "Two numbers with a slash are of PyTorch and TensorFlow. Lines are lines of code to copy, "
-    "without comments and docstrings. Some packages are needed for one of several variants only.",
+    "x means times as fast, or times the samples/s. Two numbers with a slash are of PyTorch and "
+    "TensorFlow. Lines are lines of code to copy, without comments and docstrings. Some packages "
+    "are needed for one of several variants only.",
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -278,6 +279,7 @@ def _environment() -> Environment:
     made.filters["table"] = lambda table: Markup(markdown_table(table))
     made.filters["decided"] = answer.decision_table
     made.filters["plainly"] = plainly
+    made.filters["summary"] = lambda text: Markup(html.escape(plain(text), quote=False))
     made.filters["one_batch"] = _of_one_batch
     made.filters["head"] = lambda text: Markup(re.sub(_UNIT, r"[\1]", escape(text)))
     return made
