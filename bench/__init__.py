@@ -1,1 +1,1 @@
-"""The pytest-benchmark harness: what is measured, how, and the report made of it."""
+"""The benchmark: what is measured, how, and the reports made from it."""

@@ -33,7 +33,7 @@ def advise(
 ) -> list[Ranking]:
     """The rankings for a goal, or for the main goal of each piece of work.
 
-    Raises ValueError where no row has one.
+    Raises ValueError if no row has one.
     """
     made = []
     for work in works(record):

@@ -52,7 +52,7 @@ Key = tuple[str, tuple[str, str], tuple[str, str]]  # kind; case and settings on
 
 
 def conditions(*runs: Record) -> dict[str, list[str]]:
-    """Versions and settings that are not the same in all runs: name -> each run's."""
+    """Versions and settings that differ between runs: name -> each run's."""
     stated = [_stated(run) for run in runs]
     names = dict.fromkeys(name for one in stated for name in one)
     values = {name: [one.get(name, MISSING) for one in stated] for name in names}
@@ -73,10 +73,10 @@ def _stated(record: Record) -> dict[str, str]:
 
 
 def tables(old: Record, new: Record, *, every: bool = False) -> list[Table]:
-    """What differs between the runs: conditions, cases, ratios, accuracy and memory.
+    """What differs between two runs: conditions, rows, ratios, accuracy and memory.
 
-    With `every` also what did not change, and each case that one run alone has. Raises ValueError
-    where nothing was measured in both.
+    `every`: also what did not change, and rows that only one run has. Raises ValueError if the runs
+    have no row in common.
     """
     cases = [{case.id: case for case in record.cases} for record in (old, new)]
     both = [(cases[0][name], cases[1][name]) for name in cases[0] if name in cases[1]]
@@ -102,9 +102,9 @@ def _conditions(title: str, names: list[str], runs: list[Record]) -> Table:
 
 
 def many(runs: list[Record], *, every: bool = False) -> list[Table]:
-    """What differs between the runs, and each ratio of step time in all of them.
+    """What differs between runs, and each ratio of step times in all of them.
 
-    ValueError where no ratio stands in two of them.
+    ValueError if no two runs have a ratio in common.
     """
     names = letters(len(runs))
     differing = _conditions("Not the same in all runs", names, runs)
@@ -279,9 +279,9 @@ def _memory(both: list[tuple[Case, Case]]) -> Table:
 
 
 def slower(old: Record, new: Record, share: float) -> list[str]:
-    """The ratios that rose by more than `share`, and what can't be held to it any more: sentences.
+    """Sentences: ratios that rose by more than `share`, and rows that can't be compared any more.
 
-    ValueError where the runs have no ratio in common: nothing can be said of any.
+    ValueError if the runs have no ratio in common.
     """
     cases = {case.id: case for case in new.cases}
     failures, common = [], _common(old, new)
@@ -307,7 +307,7 @@ def slower(old: Record, new: Record, share: float) -> list[str]:
 
 
 def sentences(old: Record, new: Record) -> list[str]:
-    """What a reader must know before the tables: first how the machines differ."""
+    """What a reader must know before the tables, first how the machines differ."""
     named = {"old": old, "new": new}
     lines = [*machine_lines(named), *(f"{name}: {run_line(run)}" for name, run in named.items())]
     alike = same_class(old.environment, new.environment)

@@ -1,4 +1,4 @@
-"""The benchmark as a pytest plugin: its options, plan and progress, and a test item for each case.
+"""The benchmark as a pytest plugin: options, plan, progress, and a test item per case.
 
 Everything is measured before the first item runs. Each item then replays its samples into
 pytest-benchmark, so that tables, JSON, comparisons and histograms work as usual.
@@ -85,7 +85,7 @@ class State:
 
 
 class ReplayClock:
-    """A timer for pytest-benchmark that stands still but for the samples it is given."""
+    """A timer for pytest-benchmark that advances only by the samples it is given."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -96,7 +96,7 @@ class ReplayClock:
         return self.now
 
     def advance(self, samples: list[float]):
-        """A function that lets the next sample pass at each call."""
+        """A function that advances the clock by the next sample at each call."""
         stream = iter(samples)
 
         def step() -> None:
@@ -109,7 +109,7 @@ CLOCK = ReplayClock()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options of the README."""
+    """The benchmark's command-line options."""
     group = parser.getgroup("twinbench", "the same technique in PyTorch and TensorFlow")
     group.addoption(
         "--effort",
@@ -148,7 +148,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Check every option before anything is collected: one clear line, usage-error exit."""
+    """Check every option before collection; a wrong one is a usage error of one line."""
     if sys.platform == "linux" and not Path("/proc/self/stat").exists():
         raise pytest.UsageError("/proc is not mounted: times and memory are read from it")
     _check_temporary()
@@ -321,10 +321,10 @@ def _bytes(given: str | None) -> int | None:
 
 
 class BenchFile(pytest.Module):
-    """A file that declares a technique: the items that replay its cases need no code in it."""
+    """A file that declares a technique; it needs no code for its items."""
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        """Its function has the file's name, by which items are shown and selected."""
+        """Its function gets the file's name, by which items are shown and selected."""
         setattr(self.obj, self.path.stem, _replay_case)
         return super().collect()
 
@@ -336,14 +336,14 @@ def _replay_case(case, replay) -> None:
 def pytest_pycollect_makemodule(
     module_path: Path, parent: pytest.Collector
 ) -> pytest.Module | None:
-    """Bench files are collected as such."""
+    """Collect bench files as `BenchFile`."""
     if module_path.name.startswith("bench_"):
         return BenchFile.from_parent(parent, path=module_path)
     return None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One item for each case of the module's technique."""
+    """One item per case of the module's technique."""
     if "case" not in metafunc.fixturenames:
         return
     state = metafunc.config.stash[STATE]
@@ -411,7 +411,7 @@ def _parameter(item: pytest.Item) -> object:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Group by technique and task, and time by the replayed samples."""
+    """Group items by technique and task; their clock is the replayed samples."""
     case_id = _parameter(item)
     if isinstance(case_id, str):
         group = "/".join(case_id.split("/")[:2])
@@ -422,9 +422,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)  # after -k
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the benchmarks that the options left no case; say so if that is all of them.
+    """Deselect controls that the run does not need, and files without a case.
 
-    And the controls that the run does without. A run that is taken up selects what it did.
+    If no file has a case, it is a usage error. A resumed run selects what it did before.
     """
     state = config.stash[STATE]
     if not items and config.option.keyword:
@@ -460,7 +460,7 @@ def _nothing_left(state: State, files: set[str]) -> str:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Plan what the selected items need, or what a run that is taken up planned."""
+    """Plan what the selected items need, or what a resumed run had planned."""
     state = session.config.stash[STATE]
     wanted = [
         state.cases[_parameter(item)] for item in session.items if _parameter(item) in state.cases
@@ -502,7 +502,7 @@ def _plan(cases: dict[str, list[Case]], state: State) -> Plan:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """Measure everything; the items then replay it, unless the plan alone was asked for."""
+    """Measure everything, before the items replay it; with --plan only print the plan."""
     config, state = session.config, session.config.stash[STATE]
     if state.plan is None or _off(config):
         return None
@@ -655,12 +655,12 @@ class Speaker:
         self.quiet = quiet or (bool(os.environ.get("CI")) and not self.live)
 
     def plan(self, text: str) -> None:
-        """The plan, before anything is measured."""
+        """Print the plan, before anything is measured."""
         if not self.quiet:
             print(f"\n{text}", file=sys.stderr, flush=True)
 
     def say(self, line: str) -> None:
-        """What is measured now."""
+        """Print what is measured now."""
         if self.quiet:
             return
         if self.live:
@@ -669,7 +669,7 @@ class Speaker:
             print(line, file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        """Leave the line."""
+        """Clear the line."""
         if self.live and not self.quiet:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 

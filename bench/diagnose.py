@@ -51,7 +51,7 @@ def can_tell(diagnosis: dict) -> bool:
 
 
 def known(records: dict[str, Record], framework: str, diagnosis: dict) -> list[Remedy]:
-    """The remedies of all records, the best gain first; none where nobody can tell."""
+    """The remedies of all records, the best gain first; none if the verdict is open."""
     if not can_tell(diagnosis):
         return []
     name, predicts = diagnosis["bottleneck"], diagnosis.get("predicts", False)
@@ -60,7 +60,7 @@ def known(records: dict[str, Record], framework: str, diagnosis: dict) -> list[R
 
 
 def as_json(remedy: Remedy) -> dict:
-    """The same for other programs."""
+    """The same as plain data."""
     return {
         "technique": remedy.row.case.technique,
         "row": full_name(remedy.row),
@@ -72,7 +72,7 @@ def as_json(remedy: Remedy) -> dict:
 
 
 def diagnosed(framework: str, given: argparse.Namespace) -> dict:
-    """What the framework's own process says. Raises ValueError with its last line of error."""
+    """The diagnosis by a new process of the framework. ValueError with its last error line."""
     command = [sys.executable, "-m", f"{framework}_impl.diagnosis.bottleneck", given.what]
     command += ["--json", "--steps", str(given.steps)]
     if given.batch_size is not None:
@@ -99,7 +99,8 @@ def diagnosed(framework: str, given: argparse.Namespace) -> dict:
 def watched(framework: str, given: argparse.Namespace) -> dict:
     """The result of `diagnosed`, whether it is a prediction, and the load of other programs.
 
-    A graph that is compiled as a whole hides its parts. There the words of the file tell training.
+    A graph that is compiled as a whole hides its parts. Then words in the file show whether it
+    trains.
     """
     watch = machine.Watch()
     diagnosis = diagnosed(framework, given)
@@ -124,7 +125,7 @@ def _calls_predict(path: Path) -> bool:
 
 
 def text(framework: str, diagnosis: dict, records: dict[str, Record]) -> list[str]:
-    """The verdict, its evidence and the remedies, as lines of 80 columns."""
+    """The verdict, its evidence and the remedies, in lines of 80 columns."""
     name, busy = diagnosis["bottleneck"], machine.busy(diagnosis.get("others"))
     verdict = "healthy, bound by arithmetic" if diagnosis["healthy"] else f"bottleneck: {name}"
     if not can_tell(diagnosis):

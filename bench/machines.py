@@ -54,7 +54,7 @@ ADDRESS = re.compile(r"\b[\w.+-]+@[A-Za-z][\w-]*(?:\.[\w-]+)*\b")
 
 
 def names_here() -> set[str]:
-    """Names of this host and of its user, but for those that are no one's."""
+    """Names of this host and its user, except generic ones such as "root"."""
     host = socket.gethostname()
     names = {host, host.partition(".")[0], Path.home().name}
     try:
@@ -67,8 +67,8 @@ def names_here() -> set[str]:
 def cleaned(record: Record, names: set[str]) -> Record:
     """The record without `names`, addresses such as user@host, and folders of absolute paths.
 
-    Of a path its last part stays. Names are taken out of what people and programs wrote (commands,
-    reasons, notes, the system's description), and of nothing that identifies a row.
+    The last part of a path is kept. Names are removed from what people and programs wrote
+    (commands, reasons, notes, the system's description), and not from what identifies a row.
     """
     record = msgspec.convert(_without_folders(msgspec.to_builtins(record)), Record)
     hide = _hiding(names)
@@ -128,9 +128,9 @@ def _last_part(match: re.Match) -> str:
 
 
 def checked(record: Record, path: Path, *, partial: bool) -> Record:
-    """The record, where it is a whole default run. `partial`: or a part of one.
+    """The record, if it is a complete default run. `partial`: a part of one is enough.
 
-    ValueError with one line where it is not.
+    Raises ValueError with one line otherwise.
     """
     if record.environment.model:
         raise ValueError(f"{path}: a run on a user's model; give one on the suite's tasks")
@@ -149,9 +149,9 @@ def checked(record: Record, path: Path, *, partial: bool) -> Record:
 
 
 def add(path: Path, *, replace: bool, partial: bool, hide: set[str]) -> Path:
-    """Put a run's record into its folder of docs/machines; return that. ValueError if it can't be.
+    """Put a run's record into its folder of docs/machines, and return that. ValueError if it can't.
 
-    `replace`: also where a record of this class is there. `hide`: more names to take out.
+    `replace`: replace a record of this class. `hide`: more names to remove.
     """
     record = checked(load(path), path, partial=partial)
     whole = record if record.pooled else analyse(raw(record))
@@ -176,12 +176,12 @@ def add(path: Path, *, replace: bool, partial: bool, hide: set[str]) -> Path:
 
 
 def links() -> list[Path]:
-    """Of which machine README and other pages show the record."""
+    """The links to the records that README and other pages show."""
     return [path for path in (HEADLINE, *DOCS.glob("*/results.json")) if path.is_symlink()]
 
 
 def point(link: Path, folder: Path) -> None:
-    """Let a link lead to the record of a machine."""
+    """Make a link point to the record of a machine."""
     link.unlink(missing_ok=True)
     link.symlink_to(os.path.relpath(folder / "results.json", link.parent))
 

@@ -44,7 +44,7 @@ NO_CODE = {
 
 
 def code_lines(source: str) -> int:
-    """How many lines hold code: no blank ones, no comments, no docstrings."""
+    """The number of lines with code: without blank lines, comments and docstrings."""
     held = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in NO_CODE:
@@ -62,7 +62,7 @@ def _docstrings(tree: ast.Module) -> set[int]:
 
 
 def packages(source: str) -> set[str]:
-    """What a file imports, wherever in it, beside Python's own modules, the framework and ours."""
+    """The packages that a file imports, except the standard library, the framework and ours."""
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -77,7 +77,7 @@ def packages(source: str) -> set[str]:
 
 
 def costs(models: dict[str, Any] | None) -> dict[tuple[str, str], Cost]:
-    """Of every technique in each framework; `models`: the record of the zoo, where there is one."""
+    """The cost of every technique in each framework; `models`: the record of the zoo, or None."""
     by_technique = {}
     for technique, family in families().items():
         for framework in ("pt", "tf"):
@@ -108,7 +108,7 @@ def _refuses(cell: dict) -> bool:
 
 
 def read_models(path: Path) -> dict[str, Any] | None:
-    """The record of the zoo, or None where there is none."""
+    """The record of the zoo, or None if there is none."""
     if not path.exists():
         return None
     try:

@@ -618,7 +618,7 @@ def encode(record: Record) -> bytes:
 
 
 def in_words(error: msgspec.ValidationError) -> str:
-    """ "cases 3: timing: ci_s: expected `array`, got `int`": the place first."""
+    """An error with its place first: "cases 3: timing: ci_s: expected `array`, got `int`"."""
     what, _, path = str(error).partition(" - at `$")
     place = re.sub(r"\[(\d+)\]", r" \1", path.rstrip("`")).replace("[...]", "").strip(". ")
     where = f"{place.replace('.', ': ')}: " if place else ""

@@ -25,18 +25,18 @@ class Begun:
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing left to measure."""
+        """Whether nothing is left to measure."""
         failed = any(case.status == "FAILED" for case in self.record.cases)
         return self.record.finished and not failed
 
     @property
     def cases(self) -> list[str]:
-        """The ids of all that it measures, in the order of its record."""
+        """The ids of all cases that it measures, in the order of its record."""
         return list(self.state.cases)
 
     @property
     def selected(self) -> list[str]:
-        """The ids of those that were asked for; the others are their baselines."""
+        """The ids of the selected cases; the others are their baselines."""
         return self.state.asked.selected
 
     def asked(self, given: dict) -> dict:

@@ -28,7 +28,7 @@ LIMIT_S = 3_600
 
 
 def train(path: Path) -> float:
-    """Train, write `path` and return the accuracy in percent. `Failed` with the reason if not."""
+    """Train, write `path`, and return the accuracy in percent. Raises `Failed` with the reason."""
     baseline = Variant("step", role="baseline")
     workload = Workload(teacher.TASK.name, "compute")
     case = Case("train_step", "baseline", bench_baseline.__name__, "pt", None, baseline, workload)
@@ -50,7 +50,7 @@ def train(path: Path) -> float:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Train it, write it and say how good it is; return the exit status (2: an error)."""
+    """Train it, write it and print its accuracy; return the exit status (2: an error)."""
     parser = described("twinbench teacher", __doc__)
     parser.add_argument(
         "path",

@@ -1,6 +1,6 @@
 """The code that an answer prints: the best train step and the best prediction of a user's model.
 
-It is written from the templates in bench/templates, and run as it is printed before it is shown.
+It is made from bench/templates, and run as printed before it is shown.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ RUN_S = 300  # after which code counts as hung
 
 
 def shown(folder: Path, rankings: list[Ranking], model: UserModel) -> list[str]:
-    """For each framework the code of its best train step and of its best prediction, where that is
-    not the plain one."""
+    """The code of each framework's best train step and prediction, unless plain code is best."""
     lines = []
     for side in model.sides:
         for kind in (TRAIN, PREDICT):
@@ -63,14 +62,14 @@ def shown(folder: Path, rankings: list[Ranking], model: UserModel) -> list[str]:
 
 
 def files(folder: Path) -> list[Path]:
-    """Those of an answer's code."""
+    """The files with an answer's code."""
     return [path for name in FILES.values() for path in folder.glob(f"{name}_*.py")]
 
 
 def gaining(rankings: list[Ranking], side: str, kind: str) -> list[Case]:
     """The cases of a framework's train steps or predictions that gain, the best first.
 
-    Of predictions those of one sample, where there are any. One block shows no gain.
+    Predictions of one sample are preferred. One block shows no gain.
     """
     timed = [r for r in rankings if r.work.kind == kind and r.goal.figure == TIME]
     for ranking in sorted(timed, key=lambda ranking: ranking.work.batch_size):
@@ -83,7 +82,7 @@ def gaining(rankings: list[Ranking], side: str, kind: str) -> list[Case]:
 
 
 def run(path: Path, model: UserModel, side: str) -> str | None:
-    """Run printed code; the last line of its error, where it has one."""
+    """Run printed code; returns the last line of its error, or None."""
     environment = os.environ | machine.TUNED_ALLOCATOR | {"TF_CPP_MIN_LOG_LEVEL": "3"}
     try:
         done = subprocess.run(
@@ -131,7 +130,7 @@ def _code(model: UserModel, kind: str, case: Case, name: str) -> str | None:
 
 
 def train_code(model: UserModel, case: Case, name: str) -> str | None:
-    """A stack of techniques for the user's model."""
+    """Code that applies a stack of techniques to the user's model."""
     settings = case.settings if case.technique == "stacking" else case.stacking
     if settings is None:
         return None
@@ -157,7 +156,7 @@ def train_code(model: UserModel, case: Case, name: str) -> str | None:
 
 
 def predict_code(model: UserModel, case: Case, name: str) -> str | None:
-    """A route from the user's model to predictions."""
+    """Code that exports the user's model and predicts."""
     if case.technique == "compilation":
         return _rendered("predict", model, case, name)
     route = ROUTES.get(case.technique, {}).get(case.settings.get("route"))
@@ -206,7 +205,7 @@ def _templates() -> Environment:
 
 
 def allocator() -> list[str]:
-    """How a program is started as the rows were; nothing where there is another allocator."""
+    """How to start a program with the rows' allocator settings; nothing if they do not apply."""
     if platform.libc_ver()[0] != "glibc":
         return []
     return [f"{variable}={value}" for variable, value in machine.TUNED_ALLOCATOR.items()]

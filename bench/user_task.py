@@ -67,19 +67,19 @@ class UserModel:
 
     @property
     def sides(self) -> list[str]:
-        """The frameworks that it is measured in."""
+        """The frameworks in which it is measured."""
         return list(self.about["sides"])
 
     @property
     def keras_backend(self) -> str | None:
-        """The backend that the user asked Keras for, in the file or before it; None without it."""
+        """The Keras backend that the user set, in the file or before it; None without Keras."""
         if "tf" not in self.sides or self.file.is_keras:  # which has its backend on each side
             return None
         by_file = self.about["sides"]["tf"].get("keras_backend")
         return by_file if by_file != KERAS_BACKEND else os.environ.get("KERAS_BACKEND")
 
     def note(self, durations: Durations, cases: list[Case]) -> None:
-        """What a row of it is expected to take, where no earlier run knows: by its check."""
+        """Note the expected time of its rows, by the check, if no earlier run has them."""
         for case in cases:
             side = self.about["sides"][case.framework]
             durations.note_bytes(case.id, side["peak_bytes"])
@@ -283,7 +283,7 @@ class _Guard:
 
 
 def technique(usual: Technique, model: UserModel) -> Technique | None:
-    """What of a technique is measured of a user's file; None where nothing is."""
+    """What of a technique is measured on a user's file; None if nothing is."""
     asked = usual.user_model
     if not usual.is_measured_of_users:
         return None
@@ -302,7 +302,7 @@ def technique(usual: Technique, model: UserModel) -> Technique | None:
 
 
 def least_effort(usual: Technique) -> str:
-    """The least effort that measures something of it."""
+    """The lowest effort that measures it."""
     return "ordinary" if usual.family == "compression" else "default"  # it takes its time
 
 
@@ -316,7 +316,7 @@ def _variant(usual: Variant) -> Variant:
 
 
 def left_out(every: dict[str, Technique]) -> dict[str, str]:
-    """Technique -> why it is not measured of a user's file."""
+    """Technique -> why it is not measured on a user's file."""
     return {
         name: one.user_model or OF_A_FAMILY[one.family]
         for name, one in every.items()

@@ -1,6 +1,5 @@
-"""`twinbench doctor`: what is wrong with a set-up before anything of it is measured.
+"""`twinbench doctor`: finds mistakes in a setup before anything is measured.
 
-`host` and `judges` are pure: facts in, findings out. `asking` has the facts measured, each
-framework's in its own process by `kit/health.py`. `quick` needs no process. `command` is the
-command line.
+`host` and `judges` are pure: facts in, findings out. `asking` has facts measured in each
+framework's process by `kit/health.py`. `quick` needs no process. `command` is the command line.
 """

@@ -1,6 +1,6 @@
-"""Facts, measured in processes: a framework's in its own, and those of other runtimes.
+"""Measures facts in new processes: of each framework, and of other runtimes.
 
-A process that takes too long is stopped; what it told before is kept.
+A process that takes too long is stopped; what it has reported is kept.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ RUNTIMES_S = 8.0
 
 
 class Clock:
-    """What is left of the seconds that a command may take."""
+    """The time that is left to a command."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
 
     @property
     def left(self) -> float:
-        """Seconds, at least none."""
+        """Seconds, at least 0."""
         return max(0.0, self._end - time.monotonic())
 
 
 def facts(framework: str, path: Path | None, clock: Clock, share: float) -> tuple[Facts, str]:
-    """A framework's facts, and why there are not all of them, or "".
+    """A framework's facts, and why some are missing, or "".
 
-    share: of the time that is left, which it may take.
+    share: of the remaining time that it may use.
     """
     command = [sys.executable, "-m", f"{framework}_impl.kit.health"]
     command += [str(path)] if path else []
@@ -73,7 +73,7 @@ def decoded(text: str) -> Facts:
 
 
 def runtimes(clock: Clock) -> dict[str, int]:
-    """Threads of the pools of ONNX Runtime and OpenVINO, of those that are installed."""
+    """Thread counts of ONNX Runtime and OpenVINO, if installed."""
     command = [sys.executable, "-m", "bench.doctor.runtimes"]
     _, out, _ = _run(command, dict(os.environ), min(RUNTIMES_S, clock.left))
     counted = {}
@@ -84,7 +84,7 @@ def runtimes(clock: Clock) -> dict[str, int]:
 
 
 def with_onednn(clock: Clock) -> float | None:
-    """Seconds of `tf_impl.kit.health.convolution` in a process where TensorFlow has oneDNN."""
+    """Seconds of `tf_impl.kit.health.convolution` in a process where TensorFlow uses oneDNN."""
     command = [sys.executable, "-c", "from tf_impl.kit import health; print(health.convolution())"]
     _, out, _ = _run(command, QUIET | dict(os.environ) | {VARIABLE: "1"}, clock.left)
     with suppress(ValueError, IndexError):
@@ -93,7 +93,7 @@ def with_onednn(clock: Clock) -> float | None:
 
 
 def keras_speeds(model: str, batch: int, backend: str, clock: Clock) -> dict[str, float]:
-    """Seconds of a train step of a Keras model, by backend: the one asked for, and TensorFlow."""
+    """Seconds of a Keras model's train step on the backend asked for and on TensorFlow."""
     seconds = {}
     command = [sys.executable, "-m", "tf_impl.kit.keras_speed", str(batch)]
     for name in (backend, KERAS_BACKEND):

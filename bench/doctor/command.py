@@ -108,9 +108,9 @@ def text(
     *,
     whole: bool = True,
 ) -> list[str]:
-    """The answer as lines: a finding after the other, or that there is none.
+    """The answer as lines: the findings, or that there are none.
 
-    remarks: what was not asked, or disturbed. whole: whether the frameworks told all.
+    remarks: what was not checked, or disturbed. whole: whether the frameworks reported everything.
     """
     wrong = [one for one in findings if one.wrong]
     pools = [f"{name} {pool['intra-op']}" for name, pool in threads.items()]
@@ -125,6 +125,6 @@ def text(
 
 
 def warn(path: Path | None = None) -> None:
-    """Print what is wrong as far as no process is needed, before `try` and `diagnose` begin."""
+    """Print mistakes that can be seen without a process, before `try` and `diagnose` begin."""
     for finding in judges.quick(hosts.here(), path):
         print("\n".join(lines(finding)), file=sys.stderr, flush=True)

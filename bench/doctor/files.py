@@ -63,7 +63,7 @@ def framework_of(path: Path, asked: str | None = None) -> str:
 def sides_of(path: Path, asked: str | None = None) -> list[str]:
     """The frameworks of a file for `diagnose` or for `try`, or the one asked for.
 
-    Raises ValueError where it is neither, or has nothing of the framework asked for.
+    Raises ValueError if it is neither, or lacks the framework asked for.
     """
     if names(read(path).body) & {"make"}:
         return [framework_of(path, asked)]

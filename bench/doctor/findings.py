@@ -12,11 +12,11 @@ WIDTH = 80
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong, or, where not `wrong`, a limit of the machine that one should know.
+    """A mistake, or, if not `wrong`, a limit of the machine worth knowing.
 
-    `check`: its short name. `framework`: "pt", "tf", or "" where it is of both. `what`, `evidence`
-    and `advice` are sentences without an end. `technique`: of this suite, that does the same.
-    `gain`: what a record shows of it.
+    `check`: its short name. `framework`: "pt", "tf", or "" for both. `what`, `evidence` and
+    `advice`: sentences without a full stop. `technique`: of this suite, that is the remedy. `gain`:
+    its gain by a record.
     """
 
     check: str

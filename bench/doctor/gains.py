@@ -1,4 +1,4 @@
-"""What a record shows that a technique gains."""
+"""What a technique gains, by a record."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ MEASURES = "pytest bench/ --benchmark-only --technique"
 
 
 def newest() -> dict[str, Record]:
-    """The newest record that shows what gains: of the last run here, or the published one.
+    """The newest record with gains: of the last run here, or the published one.
 
-    One block has no intervals, and shows nothing.
+    A record of one block has no intervals, and shows no gain.
     """
     for place in (Path("results/latest"), DOCS):
         if results_file(place).is_file():
@@ -40,12 +40,12 @@ def newest() -> dict[str, Record]:
 
 
 def shown(place: Path) -> str:
-    """A record's place as it was given; the published one's as its folder."""
+    """A record's path as it was given; "docs" for the published one."""
     return DOCS.name if place.resolve() == DOCS else str(place)
 
 
 def sentence(remedy: Remedy) -> str:
-    """A remedy with what its row gains."""
+    """A remedy and the gain of its row."""
     row, gain = remedy.row, gain_of(remedy.gain, remedy.goal.figure)
     kept = "" if row.accuracy.kept else accuracy_of(row.accuracy)
     what = ", ".join(filter(None, (gain, kept, remedy.work.title)))
@@ -53,7 +53,7 @@ def sentence(remedy: Remedy) -> str:
 
 
 def with_gain(finding: Finding, records: dict[str, Record]) -> Finding:
-    """A finding with what the records show that its technique gains, or that none does."""
+    """A finding with the gain of its technique by the records, or that it has none."""
     technique = finding.technique
     if technique not in SERVES:
         return finding

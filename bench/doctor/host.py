@@ -1,4 +1,4 @@
-"""The machine as far as a process may use it, and the variables that it is started with."""
+"""The part of the machine that a process may use, and its environment variables."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ ARCHITECTURES = {"x86_64": "x86", "AMD64": "x86", "aarch64": "arm", "arm64": "ar
 class Host:
     """Cores, instructions and variables.
 
-    `cores`: logical ones of the machine; `physical` ones; `affinity`: how many of the logical ones
-    this process may run on; `quota`: how many it may fill. `flags`: instructions, None where the
+    `cores`, `physical`: logical and physical cores of the machine; `affinity`: logical cores that
+    this process may run on; `quota`: how many it may fill. `flags`: instructions; None if the
     system does not list them.
     """
 
@@ -47,21 +47,21 @@ class Host:
 
     @property
     def usable(self) -> int:
-        """Cores that threads can fill; at least one."""
+        """Cores that threads can fill; at least 1."""
         return max(1, floor(min(self.affinity, self.quota)))
 
     @property
     def enough(self) -> int:
-        """Threads that use all of these: two threads of one core compute little more than one."""
+        """Threads that suffice: two threads of one core compute little more than one."""
         return min(self.usable, self.physical)
 
     def lacks(self, dtype: str) -> tuple[str, ...]:
-        """The instructions for products of a dtype, where it has none of them, as far as known."""
+        """The instructions for products of a dtype, if the processor has none of them."""
         names = NEEDS[dtype].get(ARCHITECTURES.get(self.architecture, ""), ())
         return () if self.flags is None or self.flags & set(names) else names
 
     def number(self, name: str) -> int | None:
-        """A variable that is a number of threads, such as 4 or 4,2; None where it is not set."""
+        """The value of a variable such as 4 or 4,2 for threads; None if it is not set."""
         text = self.variables.get(name, "").partition(",")[0].strip()
         return int(text) if text.isdigit() and int(text) else None
 
@@ -89,7 +89,7 @@ def _flags() -> frozenset[str] | None:
 
 
 def words(host: Host) -> str:
-    """The cores that may be used, and what limits them."""
+    """The usable cores, and what limits them."""
     if host.usable == host.cores:
         return f"{host.cores} cores"
     limits = []

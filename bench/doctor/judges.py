@@ -1,4 +1,4 @@
-"""What facts say is wrong: pure functions, facts in, findings out."""
+"""Which facts are mistakes: pure functions, facts in, findings out."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SWITCHES = {
 
 
 def quota(host: Host) -> Iterator[Finding]:
-    """A quota below the affinity, which pools of threads do not see, where no variable says it."""
+    """A quota below the affinity, which thread pools ignore, unless variables set the size."""
     told = all(any(map(host.number, names)) for names in SET_BY.values())
     if host.usable < host.affinity and not told:
         yield Finding(
@@ -71,9 +71,9 @@ def quota(host: Host) -> Iterator[Finding]:
 
 
 def variables(host: Host) -> Iterator[Finding]:
-    """Pools that variables make too small or too large, before any process was asked.
+    """Pools that variables make too small or too large; asks no process.
 
-    PyTorch has at most a thread for each core, whatever OMP_NUM_THREADS says.
+    PyTorch uses at most one thread per core, whatever OMP_NUM_THREADS says.
     """
     for framework, names in SET_BY.items():
         for name in names:
@@ -85,7 +85,7 @@ def variables(host: Host) -> Iterator[Finding]:
 
 
 def pools(host: Host, framework: str, facts: Facts) -> Iterator[Finding]:
-    """The pool in which operators run: too small, or larger than what may be used."""
+    """The pool of operators: too small or too large."""
     if facts.set_by_file:
         yield from _pool(host, framework, facts.set_by_file, "the file sets it")
     elif facts.pools:
@@ -131,7 +131,7 @@ def _speed(host: Host, known: Pools, threads: int) -> str:
 
 
 def workers(host: Host, batches: Batches) -> Iterator[Finding]:
-    """More processes that make batches than cores."""
+    """More data workers than cores."""
     if batches.workers > host.usable:
         yield Finding(
             "too many data workers",
@@ -144,7 +144,7 @@ def workers(host: Host, batches: Batches) -> Iterator[Finding]:
 
 
 def runtime(host: Host, name: str, threads: int) -> Iterator[Finding]:
-    """A runtime's pool that is larger than what may be used, or too small."""
+    """A runtime's pool that is too small or too large."""
     if threads and not host.enough <= threads <= host.usable:
         yield Finding(
             "pool of a runtime",
@@ -179,9 +179,10 @@ def switches(host: Host) -> Iterator[Finding]:
 def onednn(
     host: Host, without_s: float | None = None, with_s: float | None = None
 ) -> Iterator[Finding]:
-    """TensorFlow without oneDNN, by a variable or by its own rule.
+    """TensorFlow without oneDNN, by a variable or by default.
 
-    Seconds of a convolution without and with it, where that was measured; unmeasured it is wrong.
+    Takes seconds of a convolution without and with it, if measured; unmeasured it counts as a
+    mistake.
     """
     value = host.variables.get(VARIABLE)
     off = value is not None and value.lower() in OFF[1:]
@@ -208,7 +209,7 @@ def onednn(
 def instructions(
     host: Host, products: dict[str, dict[str, float]], source: str
 ) -> Iterator[Finding]:
-    """Dtypes whose instructions the processor lacks: wrong where the file uses them.
+    """Dtypes whose instructions the processor lacks: a mistake if the file uses them.
 
     products: framework -> dtype -> FLOP/s, as far as measured.
     """
@@ -240,7 +241,7 @@ def instructions(
 
 
 def denormals(framework: str, facts: Denormals) -> Iterator[Finding]:
-    """Denormal numbers, where they cost time; else that there are some."""
+    """Denormal numbers: a mistake if they cost time."""
     share = max(facts.weights, facts.outputs)
     if share < FEW_DENORMALS:
         return
@@ -298,7 +299,7 @@ def shapes(batches: Batches, facts: Facts) -> Iterator[Finding]:
 
 
 def loader(framework: str, batches: Batches, step_s: float | None) -> Iterator[Finding]:
-    """A loader that fetches a batch row by row, where that takes a share of the step."""
+    """A loader that fetches a batch sample by sample, if that takes a large share of the step."""
     share = batches.draw_s / (batches.draw_s + step_s) if step_s else 1.0
     if not batches.by_row or batches.draw_s < COPIES * batches.copy_s or share < FETCHING:
         return
@@ -392,7 +393,7 @@ def keras_backend(asked: str, seconds: dict[str, float]) -> Iterator[Finding]:
 
 
 def quick(host: Host, path: Path | None = None) -> list[Finding]:
-    """What can be said without starting a process: of the machine, its variables, a file's text."""
+    """What can be checked without a process: the machine, its variables, a file's text."""
     source = path.read_text("utf-8", "replace") if path else ""
     every = [*quota(host), *variables(host), *switches(host), *onednn(host)]
     every += [one for one in instructions(host, {}, source) if one.wrong]

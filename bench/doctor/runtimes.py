@@ -1,8 +1,9 @@
-"""Threads that ONNX Runtime and OpenVINO start by default: of a new session of a small model.
+"""How many threads ONNX Runtime and OpenVINO start by default, in a session of a small model.
+
 
     python -m bench.doctor.runtimes
 
-Prints a line of JSON for each that is installed.
+Prints one line of JSON for each that is installed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Ladders: whole trainings climbed rung by rung, and how a rung is measured and judged.
+"""Ladders: whole trainings to which techniques are added one by one.
 
-No technique: the programs use techniques, and are climbed by `twinbench ladder`, where a rung that
-hurts is left out of the next; the rows of a benchmark run are fixed beforehand. Read
+These are no techniques: `twinbench ladder` runs them, and a technique that hurts is not kept. Read
 `image_classification.py` first, then `ladder.py` and `rule.py`.
 """

@@ -1,8 +1,8 @@
-"""Climbing a ladder: its runs one after another, into a record that is whole after each of them.
+"""Climbs a ladder: its runs one after another, into a record that is complete after each.
 
-`ladder.json` holds every run as it was measured and is rewritten after each; what is kept and what
-it says follows from it by `rule.py`. A climb that was interrupted, at any moment, goes on with the
-run that it had begun, and tries once more what had failed.
+`ladder.json` has every run as it was measured, and is rewritten after each. What is kept and what
+it says follows from it by `rule.py`. An interrupted climb goes on with the run that it had begun,
+and tries failed ones again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Wanted = tuple[str, int, list[tuple[str, Rungs]]]  # stage, block, (framework, r
 
 
 def new_record(ladder: Ladder, *, frameworks: list[str], blocks: int, command: str) -> Climbed:
-    """The record of a climb that has not begun."""
+    """The record of a climb before it begins."""
     return Climbed(
         ladder=ladder.name,
         command=command,
@@ -74,10 +74,10 @@ class Climb:
         self.begun = time.monotonic()
 
     def measure(self) -> bool:
-        """Measure until the top, or until time is over: whether everything is measured.
+        """Measure to the top or until time is over; returns whether everything is measured.
 
-        Raises ValueError where what was measured before was under other conditions, or another
-        process measures it, and Failed where a framework can't be imported.
+        Raises ValueError if earlier runs had other conditions or another process measures it, and
+        Failed if a framework can't be imported.
         """
         with alone(self.folder):
             return self._measure()
@@ -101,7 +101,7 @@ class Climb:
         return True
 
     def left_s(self) -> float:
-        """About how many seconds are left if every rung is kept: by what runs took, or the plan."""
+        """Expected seconds left if every technique is kept, by earlier runs or the plan."""
         runs, rungs = self.record.runs, self.ladder.rungs
         programs = 0  # of a block: two a rung, and those that show what the parts promise
         for framework in self.record.frameworks:
@@ -262,7 +262,7 @@ class Climb:
 
 
 def at_task(ladder: Ladder, task: str) -> Ladder:
-    """The ladder on its own task or on the one of a GPU; ValueError for another."""
+    """The ladder on its task or on that of a GPU; ValueError for another."""
     if task not in (ladder.task, ladder.gpu_task):
         raise ValueError(f"{ladder.name} has no task {task!r}")
     on_gpu = task == ladder.gpu_task

@@ -44,7 +44,7 @@ BLOCKS = 3  # pairs of runs a rung
 
 
 def find(name: str) -> Ladder:
-    """The ladder called `name`; ValueError where there is none."""
+    """The ladder called `name`; ValueError if there is none."""
     if name not in LADDERS:
         raise ValueError(f"ladder {unknown(name, LADDERS)}")
     module, _, ladder = LADDERS[name].partition(":")
@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def options() -> argparse.ArgumentParser:
-    """What the command line takes."""
+    """The command-line options."""
     parser = parsers.described("twinbench ladder", __doc__)
     parser.add_argument("name", nargs="?", metavar="NAME", help=", ".join(LADDERS))
     parser.add_argument("--minutes", type=float, metavar="N", help="end after N minutes")
@@ -171,7 +171,7 @@ def _begun(given: argparse.Namespace) -> tuple[Ladder, Climbed, Path]:
 
 
 def write(ladder: Ladder, record: Climbed, folder: Path) -> None:
-    """Tables and picture beside the record."""
+    """Write tables and chart beside the record."""
     texts = {folder / "ladder.md": report.as_markdown(ladder, record)}
     if chart := report.picture(ladder, record):
         texts[folder / "ladder.svg"] = standalone(chart)

@@ -1,10 +1,10 @@
 """The ladder of domain adaptation: DANN from digits on black to the same digits over photos.
 
-Judged, fixed before anything was measured: the pipeline, mixed precision and the compiler by the
-time of an iteration, clipping by accuracy. `rule.py` says when a rung hurts.
+Fixed before anything was measured: the pipeline, mixed precision and the compiler are judged by the
+time of an iteration, clipping by accuracy. `rule.py` says when a technique hurts.
 
-Accuracy is on digits over photos, of which no label was trained on; images are standardised one by
-one and shifted at random, in all rungs.
+Accuracy is on digits over photos, without labels of these in training. Images are standardised one
+by one and shifted at random, at every rung.
 """
 
 from __future__ import annotations

@@ -2,12 +2,14 @@
 
 On a GPU it is ResNet-50 at 224 pixels.
 
-Judged, fixed before anything was measured: the pipeline, mixed precision, memory format and the
-compiler by the time of an iteration, accumulation by peak memory, averaged weights by accuracy, the
-pruned and the int8 model by the latency of one prediction. `rule.py` says when a rung hurts.
+Fixed before anything was measured: the pipeline, mixed precision, memory format and the compiler
+are judged by the time of an iteration, accumulation by peak memory, averaged weights by accuracy,
+the pruned and the int8 model by the latency of one prediction. `rule.py` says when a technique
+hurts.
 
 The classes are the parts of two photos; test photos are other crops of the same two. So accuracy
-says whether a rung kept what the training learned, not how well a network does on photos at large.
+shows whether a technique kept what the training learned, not how good a network is at photos in
+general.
 """
 
 from __future__ import annotations
@@ -109,7 +111,7 @@ def probe(impl, work: Work, batches: list) -> dict[str, dict]:
 
 
 def arrays(folder: str, size: int, most: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Photos of a folder, each whole and scaled to `size` pixels, and labels: as the network's."""
+    """Photos of a folder, each scaled to `size` pixels, and labels, in the network's layout."""
     paths, labels, _ = list_images(Path(folder))
     chosen = np.linspace(0, len(paths) - 1, most or len(paths)).astype(int)
     form = ImageForm(size, MEAN, STD)

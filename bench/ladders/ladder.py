@@ -1,8 +1,8 @@
-"""What a ladder is: its rungs, each with what it is judged by, and a run of it as a case.
+"""What a ladder is: its rungs, what each is judged by, and how to run it.
 
-A run is a whole training in a process of its own, with the rungs that it is given. It is a probe
-of the harness (`bench.harness.isolated_measurements.probes`), `probe(impl, work, batches)` of the
-ladder's module, whose settings are `rungs` and what `materialise` returns.
+A run is a whole training in a new process with given rungs. It is a probe of the harness
+(`bench.harness.isolated_measurements.probes`), `probe(impl, work, batches)` in the ladder's module,
+whose settings are `rungs` and what `materialise` returns.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ UNNAMED = "neither is named"
 
 @dataclass(frozen=True)
 class Rung:
-    """One technique more.
+    """One more technique.
 
-    `judged`: what it is for, of `JUDGED`. `changes`: its losses are another computation's, by
-    design, from the first step on. `loss_tolerance`: the relative difference that twins' losses may
-    show from this rung on. `compiles`: the frameworks in which it needs a C++ compiler. `nothing`:
+    `judged`: the figure it is for, of `JUDGED`. `changes`: its losses differ by design, from the
+    first step on. `loss_tolerance`: the relative difference of losses that the frameworks may show
+    from this rung on. `compiles`: the frameworks in which it needs a C++ compiler. `nothing`:
     framework -> why the rung changes nothing there, so that it is not run.
     """
 
@@ -53,11 +53,10 @@ MIXED_PRECISION = Rung(
 
 @dataclass(frozen=True)
 class Published:
-    """What somebody gained in such a training, to stand beside what a climb gives.
+    """A published gain in such a training, shown beside the measured one.
 
-    `said`: in their own figures, before → after. `change`: after ÷ before, or the points that a
-    quality rose by. `figure`: that of a run which it is about.
-    `where`: the machine and the source.
+    `said`: in the source's figures, before → after. `change`: after ÷ before, or points of quality.
+    `figure`: the figure of a run that it is about. `where`: the machine and the source.
     """
 
     said: str
@@ -70,11 +69,11 @@ class Published:
 class Ladder:
     """A program and its rungs, in order.
 
-    `module`: where its `probe` is, called as its program. `task`: of the model, its recipe, metric
-    and margin; `gpu_task` takes its place on a GPU. `materialise(folder, task) -> (folder of the
-    task's arrays, settings of every run)`, called once. `about`: what is trained and what its
-    quality says, in a sentence or two. `seconds`: about how long a run takes on two cores.
-    `batch_size`: where it is not that of `task`; on a GPU it is the task's.
+    `module`: where its `probe` is, named like its program. `task`: of the model, its recipe, metric
+    and margin; `gpu_task` replaces it on a GPU. `materialise(folder, task) -> (folder of the task's
+    arrays, settings of every run)`, called once. `about`: what is trained and what its quality
+    means, in a sentence or two. `seconds`: about how long a run takes on two cores. `batch_size`:
+    if not that of `task`; on a GPU it is the task's.
     """
 
     name: str
@@ -96,21 +95,21 @@ class Ladder:
 
     @property
     def batch(self) -> int:
-        """Samples an iteration."""
+        """Samples per iteration."""
         return self.batch_size or self.spec.compute_batch
 
     @property
     def program(self) -> str:
-        """The file of its program in either side."""
+        """The file of its program in either framework."""
         return self.module.rpartition(".")[2]
 
     @property
     def more_is_better(self) -> bool:
-        """Whether a higher quality is the better one."""
+        """Whether a higher quality is better."""
         return self.spec.metric == "accuracy"
 
     def case(self, rungs: Sequence[str], framework: str, settings: dict) -> Case:
-        """A run with these rungs; memory that is freed is kept, as in timed rows."""
+        """A run with these rungs; freed memory is kept, as for timed rows."""
         compiles = any(framework in r.compiles for r in self.rungs if r.name in rungs)
         variant = Variant(
             "+".join(rungs) or "plain",

@@ -1,16 +1,16 @@
-"""The ladders of language model pre-training: a GPT and a BERT of about 10 million parameters each.
+"""The ladders of language model pre-training: a GPT and a BERT of about 10 million parameters.
 
 On a GPU they are of base size, 85 million parameters, and see all sequences.
 
 The GPT learns the next characters of a text, the BERT hidden ones; program and rungs are the same.
 
-Judged, fixed before anything was measured: mixed precision, the fused optimizer and replicas by the
-time of an iteration, checkpointing and accumulation by peak memory, that of all replicas together.
-`rule.py` says when a rung hurts.
+Fixed before anything was measured: mixed precision, the fused optimizer and replicas are judged by
+the time of an iteration, checkpointing and accumulation by peak memory of all replicas together.
+`rule.py` says when a technique hurts.
 
-An epoch is of few sequences, so that a run takes half a minute: the training ends far from what the
-model could learn, and bits per character (of the BERT, per hidden one) say whether a rung kept what
-it had learned by then.
+An epoch has few sequences, so that a run takes half a minute. Training ends long before the model
+has learned all it could, and bits per character (of the BERT, per hidden one) show whether a
+technique kept what was learned by then.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Evidence(Base, frozen=True, kw_only=True, eq=False):
 
 
 class Run(Base, frozen=True, kw_only=True, eq=False):
-    """A whole training of a program. `together`: how many took turns with it."""
+    """A whole training of a program. `together`: how many runs took turns with it."""
 
     stage: str
     block: int
@@ -45,7 +45,7 @@ class Run(Base, frozen=True, kw_only=True, eq=False):
 
     @property
     def pair(self) -> tuple[str, int, str]:
-        """Runs that have these in common are made together."""
+        """Runs with the same values of these are measured together."""
         return self.stage, self.block, self.framework
 
     def value(self, figure: str) -> float | None:
@@ -55,14 +55,14 @@ class Run(Base, frozen=True, kw_only=True, eq=False):
 
 
 class Conditions(Environment, frozen=True, kw_only=True, eq=False):
-    """The machine, the code that measured, and the task that its devices ask for."""
+    """The machine, the code that measured, and the task for its devices."""
 
     code: str | None = None
     task: str | None = None
 
 
 class Climbed(Struct, kw_only=True):
-    """A climb as far as it came."""
+    """A climb, finished or not."""
 
     schema_version: int = SCHEMA
     ladder: str
@@ -82,7 +82,7 @@ class Climbed(Struct, kw_only=True):
 
 
 def load(path: Path) -> Climbed:
-    """The record at `path`, or in the folder `path`; ValueError, with one line, if it is none."""
+    """The record at `path`, or in the folder `path`; ValueError with one line if there is none."""
     file = path / FILE if path.is_dir() else path
     try:
         climbed = msgspec.json.decode(file.read_bytes(), type=Climbed)

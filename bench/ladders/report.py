@@ -1,6 +1,6 @@
-"""What a climb says: which rungs to use and what they bring, tables behind it, and a picture.
+"""What a climb shows: which techniques to use and what they gain, with tables and a chart.
 
-Everything follows from the record of `climbing.py`, so that it can be made again.
+Everything is made from the record of `climbing.py`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Climbs = dict[str, list[Step]]
 
 
 def content(ladder: Ladder, record: Climbed) -> list[str | Table]:
-    """All that is said, in order: sentences and tables."""
+    """All sentences and tables, in order."""
     climbs = climbs_of(ladder, record)
     answers = [_answer(ladder, record, framework, steps) for framework, steps in climbs.items()]
     state = "" if record.finished else " Not finished."
@@ -180,7 +180,7 @@ def as_text(ladder: Ladder, record: Climbed, width: int = 100) -> str:
 
 
 def as_markdown(ladder: Ladder, record: Climbed) -> str:
-    """For a page, with the picture that stands beside it."""
+    """For a page, with the chart."""
     title = escape(ladder.title)
     drawn = [f"![{title}](ladder.svg)"] if picture(ladder, record) else []
     return "\n\n".join([f"# {title}", *drawn, parts_as_markdown(content(ladder, record))])
@@ -333,7 +333,7 @@ LINE, TOP = 32, 36  # pixels
 
 @dataclass(frozen=True)
 class Program:
-    """A program as it is drawn: of each figure the value and its interval."""
+    """A program as it is drawn: the value and interval of each figure."""
 
     title: str
     framework: str

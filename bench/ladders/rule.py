@@ -54,9 +54,9 @@ Values = dict[str, list[float]]  # figure -> of each pair the log ratio, or by h
 class Step:
     """A rung in one framework.
 
-    `below`, `rungs`: the program below it and its own. `state`: "open" (pairs are missing), "kept",
-    "left out", "failed" or "nothing" (it changes nothing here). `figures`: means over its runs, as
-    far as they are there. `below_by`: figure -> ratio to the program below, `plain_by`: to the
+    `below`, `rungs`: the program below it, and its program. `state`: "open" (pairs are missing),
+    "kept", "left out", "failed" or "nothing" (it changes nothing here). `figures`: means over its
+    runs, as far as measured. `below_by`: figure -> ratio to the program below; `plain_by`: to the
     plain one. `quality`: how much better than below, with its interval. `values`: of each pair.
     """
 
@@ -73,12 +73,12 @@ class Step:
 
     @property
     def stands(self) -> Rungs:
-        """The program that the next rung is put on."""
+        """The program on which the next rung is put."""
         return self.rungs if self.state == "kept" else self.below
 
     @property
     def helps(self) -> bool:
-        """Whether it stays and what it is judged by is better, by the whole 95% interval."""
+        """Whether it is kept, and the whole 95% interval of its figure is better."""
         if self.state != "kept":
             return False
         if self.rung.judged == "quality":
@@ -223,7 +223,7 @@ def _judged(
 def hurts(
     rung: Rung, ratios: dict[str, Ratio], quality: Interval | None, margin: float
 ) -> str | None:
-    """Why a rung hurts by the rule; None where it does not."""
+    """Why a rung hurts by the rule; None if it does not."""
     judged, ci = JUDGED[rung.judged], getattr(ratios.get(rung.judged), "ci", None)
     if ci and ci[0] > 1:
         return f"{judged}: {ci[0]:.2f} to {ci[1]:.2f} times that of the program below"
@@ -236,7 +236,7 @@ def hurts(
 def means(runs: Sequence[Run], rungs: Rungs) -> dict[str, float]:
     """The mean of each figure over the runs of a program; its first step is that of the first run.
 
-    Later ones find what a compiler has left on the disk.
+    Later runs find a compiler's cache on disk.
     """
     ended = dict(sorted(_by_block(runs, rungs).items())).values()
     figures = {}
@@ -271,9 +271,9 @@ def product(ratios: list[Ratio]) -> Ratio:
 
 @dataclass(frozen=True)
 class Promise:
-    """Of a figure: the ratio that the rungs promise one by one, and what their stack gave.
+    """Of a figure: the ratio that the rungs promise one by one, and the ratio of their stack.
 
-    `alone`: rung -> its ratio alone on the plain program. `top`: that of the whole ladder.
+    `alone`: rung -> its ratio on the plain program. `top`: that of the whole ladder.
     """
 
     promised: Ratio
@@ -283,9 +283,9 @@ class Promise:
 
 
 def parts_of(steps: list[Step]) -> list[Rungs]:
-    """The programs of the last stage: plain, each part alone, their stack, and the whole ladder.
+    """The programs of the last stage: plain, each part on plain, their stack, the whole ladder.
 
-    Parts are the kept rungs that are judged by a figure of which there is a product.
+    Parts are the kept rungs judged by a figure whose ratios can be multiplied.
     """
     if not steps or steps[-1].state == "open":
         return []
@@ -295,7 +295,7 @@ def parts_of(steps: list[Step]) -> list[Rungs]:
 
 
 def promises(runs: Sequence[Run], framework: str, steps: list[Step]) -> dict[str, Promise]:
-    """Figure -> what the parts promised and the stack gave, from the blocks that have all."""
+    """Figure -> what the parts promised and what the stack gave, from the blocks that have all."""
     programs = parts_of(steps)
     here = _last(runs, framework)
     names = [s.rung.name for s in steps if s.state == "kept" and s.rung.judged in MULTIPLIED]
@@ -326,7 +326,7 @@ def _last(runs: Sequence[Run], framework: str) -> list[Run]:
 def top_quality(
     ladder: Ladder, runs: Sequence[Run], framework: str, steps: list[Step]
 ) -> Interval | None:
-    """How much better the top of the ladder is than the plain program, run next to each other."""
+    """How much better the top of the ladder is than the plain program, measured next to it."""
     values = _values(ladder, _top_pairs(runs, framework, steps))
     if "quality" not in values:
         return None
@@ -334,13 +334,13 @@ def top_quality(
 
 
 def top_ratio(runs: Sequence[Run], framework: str, steps: list[Step], figure: str) -> Ratio | None:
-    """The ratio of a figure of the top of the ladder to the plain program's, likewise."""
+    """The ratio of a figure of the ladder's top to the plain program's, measured next to it."""
     logs = _log_ratios(_top_pairs(runs, framework, steps), figure)
     return _ratio(logs, _kin(steps, figure)) if logs else None
 
 
 def between(runs: Sequence[Run], climbs: dict[str, list[Step]], figure: str) -> list[Ratio | None]:
-    """The ratios of a figure of PyTorch to TensorFlow: of the plain programs, and of the tops."""
+    """The ratios of a figure of PyTorch to TensorFlow: for the plain programs, and for the tops."""
     if set(climbs) != {"pt", "tf"} or not all(map(parts_of, climbs.values())):
         return [None, None]
     ratios = []
@@ -373,10 +373,10 @@ def _by_log(runs: list[Run], rungs: Rungs, figure: str) -> dict[int, float]:
 def twin_difference(
     ladder: Ladder, runs: Sequence[Run], stage: str, climbs: dict[str, list[Step]]
 ) -> str | None:
-    """Why the twins of a rung did not do the same work by their first losses; None if they did.
+    """Why the frameworks' work at a rung differs, by their first losses; None if it is equal.
 
-    "another computation" where one of them has a rung that changes the losses by design and the
-    other has it not; "not measured" where one of them did not run.
+    "another computation": only one of them has a rung that changes the losses by design. "not
+    measured": one of them did not run.
     """
     twins = []
     for framework, steps in climbs.items():

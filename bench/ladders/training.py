@@ -1,9 +1,9 @@
-"""What is measured of a run: a whole training, from the model that is built to the one in use.
+"""What is measured of a run: a whole training, from building the model to using it.
 
-The first ten steps are on batches that both frameworks have alike: their losses are the run's
-certificate, and the first of them is the first step. Then come the epochs on the program's own
-input, what the program does after them, and the deployed model. All of it in one process, with
-whatever that starts.
+The first ten steps are on the same batches in both frameworks: their losses are the run's
+certificate, and the first of them is the first step. Then come the epochs on the program's input
+pipeline, what the program does after them, and the deployed model. All of it is in one process and
+its children.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CALIBRATION = 64  # samples
 
 @dataclass
 class Watched:
-    """What was seen of epochs: seconds and steps of each, and shares of the cores in windows."""
+    """What was seen of epochs: seconds and steps of each, and use of the cores in windows."""
 
     seconds: list[float] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
@@ -79,12 +79,11 @@ def measure(
 ) -> Generator[None, None, dict[str, dict]]:
     """Train once; returns all figures of the run.
 
-    Pauses before each epoch, after the last one, and before predictions are timed: the others that
-    it is measured beside take their turn then.
+    It pauses before each epoch, after the last one, and before predictions are timed: the runs that
+    it is measured with then take their turn.
 
-    make: `make(build) -> program`, where `build()` gives the model with the initial weights.
-    batch_size: of the program; that of the `batches`, too.
-    calibration: inputs of the training, and test: inputs and labels, arrays.
+    make: `make(build) -> program`; `build()` gives the model with the initial weights. batch_size:
+    of the program and of `batches`. calibration: training inputs; test: inputs and labels; arrays.
     """
     kit = impl.kit
     kit.runtime.reset_device_peak()

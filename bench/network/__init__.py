@@ -1,1 +1,1 @@
-"""Several hosts on one machine: namespaces, a switch, all-reduces between them, a projection."""
+"""Several hosts on one machine: namespaces, a switch, all-reduces, a projection."""

@@ -1,13 +1,12 @@
 """Several hosts on one machine: network namespaces with links between them.
 
-The hosts live in namespaces of their own (network, processes, mounts). A process holds these that
-ends with this one. So the kernel removes every process, interface and port of the hosts when this
-process ends, and at the latest after `seconds`. Nothing outside is touched, and nothing outside can
-be reached from a host. Root may make them, and elsewhere every user where the system permits user
-namespaces.
+The hosts are namespaces (network, processes, mounts) held by a process that ends with this one. So
+the kernel removes all their processes, interfaces and ports when this process ends, and at the
+latest after `seconds`. Nothing outside is changed, and a host can reach nothing outside. Root may
+make them, and any user if the system permits user namespaces.
 
-Links are veth pairs on a bridge; the kernel's token bucket (tbf) holds each host to the bandwidth.
-With a latency, `bench/network/switch.py` stands in place of the bridge, and frames are 9,000 bytes
+Links are veth pairs on a bridge; the kernel's token bucket filter (tbf) limits each host's
+bandwidth. With a latency, `bench/network/switch.py` replaces the bridge, and frames are 9,000 bytes
 long.
 """
 
@@ -35,15 +34,15 @@ BURST = 16_000  # bytes that may leave at once; no less than the longest frame
 
 
 class Refused(RuntimeError):
-    """Why this machine has no network namespaces for us, in one line."""
+    """Why this machine permits no network namespaces, in one line."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """What lies between a host and the switch.
+    """The link between a host and the switch.
 
-    latency: seconds from one host to another, one way
-    bandwidth: bits per second that each host may send; None does not limit it
+    latency: seconds from one host to another, one way. bandwidth: bits per second that each host
+    may send; None: no limit.
     """
 
     latency: float = 0.0
@@ -51,9 +50,9 @@ class Link:
 
 
 class Hosts:
-    """`count` hosts, all on one switch; a context manager that removes them.
+    """`count` hosts on one switch; a context manager that removes them.
 
-    Raises Refused where the machine does not permit it, ValueError for settings that make no sense.
+    Raises Refused if the machine does not permit it, ValueError for wrong settings.
     """
 
     def __init__(self, count: int, link: Link = Link(), *, seconds: float = 600.0):
@@ -81,7 +80,7 @@ class Hosts:
         self.close()
 
     def close(self) -> None:
-        """End every process on the hosts and remove them; returns when they are gone."""
+        """End every process on the hosts, and remove them; returns when they are gone."""
         self._lab.stdin.close()
         try:
             self._lab.wait(10)
@@ -94,11 +93,11 @@ class Hosts:
             process.stderr.close()
 
     def address(self, host: int) -> str:
-        """The IPv4 address of a host's one interface, eth0; its name is host0, host1 and so on."""
+        """The IPv4 address of a host's interface, eth0; host names are host0, host1 and so on."""
         return f"10.77.0.{host + 1}"
 
     def environment(self, host: int) -> dict[str, str]:
-        """This process's variables and, for one program a host, what a cluster manager sets."""
+        """This process's variables, and those of a cluster manager for one program per host."""
         kept = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
         workers = [f"{self.address(n)}:{PORT}" for n in range(self.count)]
         task = {"type": "worker", "index": host}
@@ -112,10 +111,10 @@ class Hosts:
         }
 
     def start(self, host: int, command: list[str], **settings) -> subprocess.Popen:
-        """Start a command on a host, in this process's folder; `settings` are those of Popen.
+        """Start a command on a host, in this process's folder; `settings` are for Popen.
 
-        The process that is returned waits for the command and ends as it does. Signals reach the
-        command through `stop`, or as the process group of a `start_new_session`.
+        The returned process waits for the command and ends as it does. Signals reach the command by
+        `stop`, or as the process group of a `start_new_session`.
         """
         settings = {"env": self.environment(host), "stdin": subprocess.DEVNULL} | settings
         named = ["unshare", "--uts", "--", "sh", "-c", NAMED.format(host=host), "sh"]
@@ -123,7 +122,7 @@ class Hosts:
         return subprocess.Popen([*self._enter, *within, *command], **settings)
 
     def processes(self, host: int) -> list[int]:
-        """The processes on a host, by the numbers that they have there."""
+        """The processes on a host, by their numbers there."""
         return list(map(int, self._shell(f"ip netns pids host{host}").split()))
 
     def stop(self, host: int) -> None:
@@ -133,13 +132,13 @@ class Hosts:
         self._shell(f"ip netns pids host{host} | xargs -r kill -KILL")
 
     def cut(self, host: int) -> None:
-        """Pull a host's cable: nothing comes or goes, and nobody is told. Not with a latency."""
+        """Disconnect a host: nothing comes or goes, and nobody is told. Not with a latency."""
         if self.link.latency:
             raise ValueError("a link with a latency can't be cut")
         self._shell(f"ip link set port{host} down")
 
     def mend(self, host: int) -> None:
-        """Put a host's cable back."""
+        """Connect a host again."""
         self._shell(f"ip link set port{host} up")
 
     def _make(self, seconds: float) -> tuple[subprocess.Popen, list[str]]:
@@ -234,7 +233,7 @@ def _programs(path: str) -> dict[str, str]:
 
 
 def run(hosts: Hosts, command: str) -> int:
-    """Run the shell's command on every host and show what it says; the first status but 0, or 0."""
+    """Run a shell command on every host, show its output, and return the first failed status."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     pipes["errors"] = "backslashreplace"  # who reads must not end while a command writes
     started = [hosts.start(n, ["sh", "-c", command], **pipes) for n in range(hosts.count)]

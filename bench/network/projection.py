@@ -1,7 +1,7 @@
 """From all-reduces over slow links to the step time of a job with up to 1,024 replicas.
 
-The ring model of `bench.network.ring` is fitted to sweeps of 2 and 4 hosts. What it says for 8 is
-compared with what was measured there. Then it projects the step of a job for 8 to 1,024 replicas.
+The ring model of `bench.network.ring` is fitted to sweeps of 2 and 4 hosts, checked on 8, and used
+to project the step of a job for 8 to 1,024 replicas.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ JOB = Job(
 
 
 def content(records: list[Record], job: Job) -> list[str | Table]:
-    """What is shown, in order. Raises ValueError where a record does not allow a fit."""
+    """The sentences and tables, in order. Raises ValueError if a record can't be fitted."""
     parts: list[str | Table] = []
     for record in records:
         parts += _framework(record, job)

@@ -1,17 +1,17 @@
-"""The ring model of collectives: fitted to measured all-reduces, and what follows from it.
+"""The ring model of collectives, fitted to measured all-reduces, and what follows from it.
 
-A ring of n processes sums `size` bytes in 2(n−1) steps. In each, every process sends a part
-of size/n to its neighbour (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
-clusters of workstations", 2009):
+A ring of n processes sums `size` bytes in 2(n−1) steps. In each, every process sends a part of
+size/n to its neighbour (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters
+of workstations", 2009):
 
     t = 2(n−1)·α + 2(n−1)/n · size · β
 
-α, the seconds of a step that carries nothing, is a·latency + o: how many times a message waits for
-the link (1 where it is sent at once, 2 where it is asked for first), and what the hosts themselves
-take. β, the seconds of a byte, is 8·b/bandwidth: b is 1 where nothing but payload is sent. So a fit
-over links of several latencies and bandwidths says what another link would do.
+α, the seconds of an empty step, is a·latency + o: how often a message waits for the link (once if
+it is sent at once, twice if it is requested first), and the hosts' time. β, the seconds per byte,
+is 8·b/bandwidth; b is 1 if only payload is sent. So a fit over links of several latencies and
+bandwidths predicts other links.
 
-Everything here is pure. Times in seconds, sizes in bytes, bandwidths in bits per second.
+All functions are pure. Times are in seconds, sizes in bytes, bandwidths in bits per second.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REPLICAS = (8, 16, 32, 64, 128, 256, 512, 1024)
 
 @dataclass(frozen=True)
 class Measured:
-    """The time that an all-reduce took: the median of its repetitions."""
+    """The time of an all-reduce: the median of its repetitions."""
 
     replicas: int
     latency: float
@@ -52,10 +52,9 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Fit:
-    """a, o and b, their covariance, and the scatter of the measurements about the model.
+    """a, o and b, their covariance, and the scatter of the measurements around the model.
 
-    scatter: standard deviation of the relative residuals
-    freedom: points less parameters
+    scatter: standard deviation of the relative residuals. freedom: points minus parameters.
     """
 
     parameters: tuple[float, float, float]
@@ -65,7 +64,7 @@ class Fit:
 
     @property
     def quantile(self) -> float:
-        """Of Student's t, for a two-sided interval."""
+        """The quantile of Student's t for a two-sided interval."""
         return float(stats.t.ppf((1 + CONFIDENCE) / 2, self.freedom))
 
     def linear(self, row: ArrayLike) -> Estimate:
@@ -76,21 +75,21 @@ class Fit:
         return Estimate(value, max(0.0, value - half), value + half)
 
     def alpha(self, latency: float) -> Estimate:
-        """Seconds of a step that carries nothing, over a link of this latency."""
+        """Seconds of an empty step over a link of this latency."""
         return self.linear([latency, 1.0, 0.0])
 
     def beta(self, bandwidth: float) -> Estimate:
-        """Seconds of a byte, over a link of this bandwidth."""
+        """Seconds per byte over a link of this bandwidth."""
         return self.linear([0.0, 0.0, 8.0 / bandwidth])
 
 
 def steps_and_bytes(replicas: int, size: float) -> tuple[float, float]:
-    """How many steps an all-reduce takes, and the bytes that each process sends in all of them."""
+    """The steps of an all-reduce, and the bytes that each process sends in all of them."""
     return 2.0 * (replicas - 1), 2.0 * (replicas - 1) / replicas * size
 
 
 def coefficients(steps: float, sent: float, latency: float, bandwidth: float) -> np.ndarray:
-    """What a, o and b are multiplied by to give the time of so many steps and bytes."""
+    """The factors of a, o and b in the time of so many steps and bytes."""
     return np.array([steps * latency, steps, 8.0 * sent / bandwidth])
 
 
@@ -102,7 +101,7 @@ def _row(point: Measured) -> np.ndarray:
 def fit(points: list[Measured]) -> Fit:
     """Fit a, o and b by least squares of relative residuals, none below 0.
 
-    Raises ValueError where the points cannot tell the three apart.
+    Raises ValueError if the points can't tell the three apart.
     """
     rows = np.array([_row(point) for point in points]).reshape(-1, 3)
     times = np.array([point.seconds for point in points])
@@ -120,7 +119,7 @@ def fit(points: list[Measured]) -> Fit:
 
 
 def predict(model: Fit, point: Measured) -> Estimate:
-    """The model's time for a point, whose own is not looked at; the interval is the model's."""
+    """The model's time for a point, without its measurement; the interval is the model's."""
     return model.linear(_row(point))
 
 
@@ -128,8 +127,8 @@ def predict(model: Fit, point: Measured) -> Estimate:
 class Validation:
     """How far the model is from measurements that it was not fitted to.
 
-    errors: predicted over measured, less 1, one for each point
-    scatter: root mean square of the logarithms of predicted over measured
+    errors: predicted over measured, minus 1, for each point. scatter: root mean square of the
+    logarithms of predicted over measured.
     """
 
     errors: list[float]
@@ -137,7 +136,7 @@ class Validation:
 
     @property
     def mean(self) -> float:
-        """Mean of the errors without their signs."""
+        """The mean of the absolute errors."""
         return float(np.mean(np.abs(self.errors)))
 
     @property
@@ -147,7 +146,7 @@ class Validation:
 
 
 def validate(model: Fit, points: list[Measured]) -> Validation:
-    """Compare the model with measurements. Raises ValueError where there are none."""
+    """Compare the model with measurements. Raises ValueError if there are none."""
     if not points:
         raise ValueError("no measurement on 8 hosts, which validates the model")
     ratios = np.array([predict(model, point).value / point.seconds for point in points])
@@ -161,14 +160,14 @@ def validate(model: Fit, points: list[Measured]) -> Validation:
 class Job:
     """What is trained, and over which links.
 
-    Each replica adds a batch of its own, so with n of them a step has n batches.
+    Each replica adds a batch, so a step with n replicas has n batches.
 
-    compute: seconds of forward, backward and update for one batch on one device
-    size: bytes of all gradients, which is also that of all parameters
-    layers: in how many parts the model is sharded, or may be cut
-    every: steps from one synchronisation to the next, where not every step has one
-    micro_batches: of one batch, in a pipeline
-    activations: bytes that one batch carries over a cut between two layers
+        compute        seconds of forward, backward and update for one batch on one device
+        size           bytes of all gradients, which is also that of all parameters
+        layers         parts in which the model is sharded, or can be cut
+        every          steps between synchronisations
+        micro_batches  per batch, in a pipeline
+        activations    bytes that one batch sends between two parts
     """
 
     compute: float
@@ -192,9 +191,9 @@ def all_reduce(replicas: int, job: Job) -> Cost:
 
 
 def sharded(replicas: int, job: Job) -> Cost:
-    """FSDP: a layer's parameters are gathered in forward and in backward, gradients scattered.
+    """FSDP: a layer's parameters are gathered in forward and in backward, its gradients scattered.
 
-    Each of the three is half a ring all-reduce; each is done for every layer.
+    Each of the three is half a ring all-reduce, for every layer.
     """
     steps, sent = steps_and_bytes(replicas, job.size)
     return job.compute, 1.5 * steps * job.layers, 1.5 * sent
@@ -207,10 +206,10 @@ def less_often(replicas: int, job: Job) -> Cost:
 
 
 def pipeline(replicas: int, job: Job) -> Cost | None:
-    """A stage on each device; micro-batches follow one another, forward and then backward (GPipe).
+    """One stage per device; micro-batches follow one another, forward and then backward (GPipe).
 
-    With m micro-batches in all, m + n − 1 turns pass until the last has left the last stage, in
-    each of which it is passed on once forward and once backward.
+    With m micro-batches in all, m + n − 1 turns pass until the last has left the last stage. In
+    each it is passed on once forward and once backward.
     """
     if replicas > job.layers:
         return None
@@ -232,9 +231,9 @@ STRATEGIES: dict[str, Callable[[int, Job], Cost | None]] = {
 class Projected:
     """A step with so many replicas.
 
-    step: seconds where no communication is hidden behind compute; with the bounds of its interval
-    hidden: seconds where as much as can be is
-    share: throughput of a replica where nothing is hidden, to that of a device on its own
+    step: seconds without overlap of communication and compute, with its interval. hidden: seconds
+    with as much overlap as possible. share: throughput per replica without overlap, over that of a
+    single device.
     """
 
     replicas: int
@@ -246,10 +245,10 @@ class Projected:
 def project(
     model: Fit, checked: Validation, strategy: Callable[[int, Job], Cost | None], job: Job
 ) -> list[Projected]:
-    """A strategy's step for each number of replicas that it is possible with.
+    """A strategy's step for each number of replicas that is possible with it.
 
-    The interval holds what the fit does not know of its parameters and the error that the
-    validation found, as if each point beyond were as far off as those.
+    The interval includes the uncertainty of the fit, and the error that the validation found, as if
+    each further point were as far off.
     """
     projected = []
     for replicas in REPLICAS:
@@ -269,11 +268,9 @@ def project(
 
 
 def scales_to(steps: list[tuple[int, float]]) -> int | None:
-    """The replicas up to which each doubling raised throughput by `LEAST_GAIN` or more.
+    """The replicas up to which each doubling raised throughput by at least `LEAST_GAIN`.
 
-    None without any steps.
-
-    steps: replicas, doubling, and the seconds of a step in which each replica does one batch
+    None without any steps. steps: by number of replicas, doubling, the seconds of a step.
     """
     for (few, before), (more, after) in pairwise(steps):
         if (more / after) / (few / before) < LEAST_GAIN:

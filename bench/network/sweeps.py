@@ -1,6 +1,6 @@
-"""Sweeps of all-reduces between hosts that `bench.network.hosts` makes, and their record.
+"""Sweeps of all-reduces between hosts made by `bench.network.hosts`, and their record.
 
-The links are so slow that they, and not the cores that all hosts share, are the limit.
+The links are so slow that they are the limit, and not the cores that all hosts share.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PACKAGES = {"pt": "torch", "tf": "tensorflow"}
 class Sweep(Base, frozen=True, kw_only=True, eq=False):
     """All-reduces between some hosts over one link.
 
-    seconds: by bytes as text, one value for each repetition: that of the host that took longest
+    seconds: by bytes (as text), one value per repetition: that of the slowest host.
     """
 
     replicas: Annotated[int, Meta(gt=0)]
@@ -62,10 +62,9 @@ class Record(Base, frozen=True, kw_only=True, eq=False):
 def measure(framework: str, begun: Record | None = None) -> Iterator[Record]:
     """Sweep every number of hosts over every link; yields the record after each.
 
-    begun: the record of a run that was cut short, whose sweeps are kept
-
-    Raises Refused where there can be no hosts, RuntimeError where a program fails, ValueError where
-    `begun` is of another machine or version.
+    begun: the record of a run that was cut short, whose sweeps are kept. Raises Refused if there
+    can be no hosts, RuntimeError if a program fails, ValueError if `begun` is from another machine
+    or version.
     """
     record = Record(
         schema_version=SCHEMA,
@@ -114,9 +113,9 @@ def sweep(framework: str, replicas: int, link: Link) -> Sweep:
 
 
 def run_on_each(hosts: Hosts, program: list[str]) -> list[str]:
-    """Run a program on every host, on one thread and no GPU, and return what each printed.
+    """Run a program on every host, on one thread without GPU, and return the output of each.
 
-    Raises RuntimeError, with the last line of its errors, as soon as one fails.
+    Raises RuntimeError with the last error line as soon as one fails.
     """
     quiet = dict.fromkeys(machine.THREAD_VARIABLES, "1")
     quiet |= {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
@@ -151,9 +150,9 @@ def _first_failure(started: list[subprocess.Popen]) -> int | None:
 
 
 def load(path: Path, *, unfinished: bool = False) -> Record:
-    """A record of `measure`. Raises ValueError in one line for anything else.
+    """A record of `measure`. Raises ValueError with one line for anything else.
 
-    unfinished: take one that was cut short, and no other
+    unfinished: accept only one that was cut short.
     """
     try:
         record = msgspec.json.decode(path.read_bytes(), type=Record)
@@ -180,7 +179,7 @@ def encode(record: Record) -> str:
 def points(record: Record) -> list[Measured]:
     """A point for each number of hosts, link and size: the median of its repetitions.
 
-    Raises ValueError where a size is no number of bytes.
+    Raises ValueError if a size is not a number of bytes.
     """
     measured = []
     for one in record.sweeps:

@@ -1,8 +1,8 @@
 """An Ethernet switch that delivers every frame after a latency.
 
-Run by `bench.network.hosts` inside a network of its own: `python bench/network/switch.py SECONDS
-NAME NAME ...` makes a TAP device of each name, says "ready" and forwards between them until it is
-killed. The kernel's netem would do the same, but many kernels are built without it.
+`bench.network.hosts` runs it inside a network namespace: `python bench/network/switch.py SECONDS
+NAME NAME ...` makes a TAP device for each name, prints "ready", and forwards frames until it is
+killed. The kernel's netem would do the same, but many kernels lack it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ LARGEST_FRAME = 1 << 16
 
 
 def plug(name: str) -> int:
-    """Make a TAP device and return its descriptor; the device goes when that is closed."""
+    """Make a TAP device, and return its descriptor; closing that removes the device."""
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TAP | IFF_NO_PI))
     return device
 
 
 class Switch:
-    """Frames on their way between devices, each for the same time: first in, first out."""
+    """Frames between devices, all with the same delay: first in, first out."""
 
     def __init__(self, devices: list[int], latency: float):
         self.devices = devices

@@ -1,5 +1,5 @@
-"""Two models that should be one: the first layer and step at which they differ, and why.
+"""Where a model and its port differ first, and why.
 
-Read `report` first: what is answered. `compare.port` asks the questions in order, `causes` is the
-catalogue of what is known to differ, `command` is `twinbench port`.
+Read `report` first, which has the answer's types. `compare.port` compares in order, `causes` is the
+catalogue of known differences, `command` is `twinbench port`.
 """

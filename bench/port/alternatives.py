@@ -1,7 +1,7 @@
-"""What a call of PyTorch may mean in TensorFlow: the changes of calls in a forward pass.
+"""What a call of PyTorch may correspond to in TensorFlow: changed calls in a forward pass.
 
-A change is the cause of a difference where the call's own output is nowhere in TensorFlow's run,
-and the changed one is. Those of one argument are in the table of causes; the others are here.
+A change is the cause of a difference if the call's output is nowhere in TensorFlow's run, but the
+changed call's output is. Changes of one argument are in the table of causes; the others are here.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ ACTIVATIONS: dict[str, Callable] = {
 
 @dataclass(frozen=True)
 class Change:
-    """A call that is made otherwise: the cause, PyTorch's value and TensorFlow's, and the call.
+    """A changed call: the cause, PyTorch's value and TensorFlow's, and the call.
 
-    alike: which other calls are changed with it, as far as they have the same setting. shown_later:
-    whether the changed call gives what it takes, so that only calls after it show the effect.
-    together: what another call is changed to with it, None for all other calls.
+    alike: which other calls with the same setting are changed with it. shown_later: whether the
+    changed call returns its input, so that only later calls show the effect. together: how another
+    call is changed with it; None for no other.
     """
 
     key: str
@@ -50,8 +50,11 @@ class Change:
 
 @dataclass
 class Context:
-    """What the checks know beside the call. values: by cause what Keras's layers have. recurrent:
-    their settings. tokens: give the token numbers of the batch that is run. events: all calls."""
+    """What the checks know besides the call.
+
+    values: by cause, the settings of Keras's layers. recurrent: their settings. tokens: returns the
+    token numbers of the batch. events: all calls.
+    """
 
     values: dict[str, tuple] = field(default_factory=dict)
     recurrent: tuple[Settings, ...] = ()
@@ -66,7 +69,7 @@ def again(**changed: tuple[int, Any]) -> Callable[[Event], Any]:
 
 
 def given(place: int) -> Callable[[Event], Tensor]:
-    """What the call was given there, unchanged."""
+    """The call's input at this position, unchanged."""
     return lambda event: event.args[place]
 
 
@@ -76,7 +79,7 @@ def of(function: Callable[[Tensor], Tensor]) -> Callable[[Event], Tensor]:
 
 
 def changes(event: Event, context: Context) -> Iterator[Change]:
-    """All changes of a call."""
+    """All changes of a call to try."""
     name = event.name
     if name.startswith("conv_transpose"):
         yield from _transposed(event)

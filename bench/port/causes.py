@@ -1,7 +1,7 @@
-"""Where the two frameworks are known to differ: each row of causes.toml is one cause.
+"""Known differences of the two frameworks: each row of causes.toml is one cause.
 
-`twinbench port` answers with its rows, and docs/differences.md shows all of them
-(`python -m bench.docs.differences`). Nothing here imports a framework.
+`twinbench port` answers with its rows, and docs/differences.md shows all of them (`python -m
+bench.docs.differences`). Nothing here imports a framework.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ TOLD = {
 
 
 class Argument(Struct, frozen=True):
-    """An argument of calls of PyTorch that explains a difference by its value.
+    """An argument of PyTorch calls whose value explains a difference.
 
-    at: its place, by the name of the function. default: what a call without it has. values: what
-    it may be in TensorFlow, beside those that the Keras layers have.
+    at: its position, by function. default: its value if it is not given. values: what it may be in
+    TensorFlow, besides the values that the Keras layers have.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Compares the two models of a file, step by step: batch, weights, outputs, loss, training."""
+"""Compares the two models of a file: batch, weights, outputs, loss, training."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ MOST_NUMBERS = 2_000_000  # of inputs; the batch is cut down to these
 
 
 def port(file: File, say: Say = print) -> Report:
-    """Compare the models of a file. Raises BadFile with one line that says what is wrong with it.
+    """Compare the models of a file. Raises BadFile with one line if the file is wrong.
 
-    say: is told what is looked at. Both frameworks are imported here, and run on the CPU.
+    say: called with what is compared. Both frameworks are imported here, and run on the CPU.
     """
     if not file.functions.issuperset(user_model.MAKERS.values()):
         raise BadFile(f"{file.path.name} needs both pytorch() and tensorflow(): write both")

@@ -1,4 +1,4 @@
-"""The first layer whose output differs, and the change of a call that makes it go."""
+"""The first layer whose output differs, and the change of a call that explains it."""
 
 from __future__ import annotations
 
@@ -53,27 +53,27 @@ class Pass:
 
     @property
     def equal(self) -> bool:
-        """Whether the outputs are."""
+        """Whether the outputs are equal."""
         return self.size <= self.bound
 
     def bound_at(self, place: int) -> float:
-        """Of a call; never less than those before it have had."""
+        """The bound for a call; at least that of the calls before it."""
         return max(self.bounds[: place + 1], default=FLOOR)
 
     @cached_property
     def twins(self) -> list[Entry | None]:
-        """By call TensorFlow's tensor that is equal to its output."""
+        """By call, TensorFlow's tensor that equals its output."""
         return [self.match(event) for event in self.pt.events]
 
     def match(self, event: Event, out: Tensor | None = None, layer: str | None = None) -> Any:
-        """TensorFlow's tensor that is equal to a call's output, or to a changed one."""
+        """TensorFlow's tensor that equals a call's output, or a changed one."""
         tensor = event.out if out is None else out
         return self.tf.index.match(numpy(tensor), self.bound_at(event.place), layer)
 
 
 @dataclass
 class Forward:
-    """Looks for differences of outputs. Changes of calls that were right stay in force."""
+    """Searches for differences of outputs. Changes that explained one stay in force."""
 
     report: Report
     say: Say
@@ -83,7 +83,7 @@ class Forward:
     taken: set[int] = field(default_factory=set)  # places of TensorFlow's tensors with an equal
 
     def search(self, step: str) -> Pass | None:
-        """Look for all differences of a mode; None where one is left without a cause."""
+        """All differences in a mode; None if one has no known cause."""
         training, start, scaled = step == "training", time.process_time(), None
         theirs, bounds = self.tf.trace(training=training), self._bounds(training)
         context = self._context(training)

@@ -1,7 +1,7 @@
 """The loss of equal outputs, and the settings of a loss that explain a difference.
 
-What a loss does to one output and one target is told by how it changes when that output is drawn
-anew. Each formula of a grid is held against these changes on both sides.
+How a loss treats one output and its target is seen by how it changes when that output is drawn
+again. Each formula of a grid is compared with these changes on both sides.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REDUCTIONS = ("mean", "sum", COUNTED, "sum over the batch")
 
 @dataclass(frozen=True)
 class Formula:
-    """A loss of an output: its kind, what it takes, and its settings."""
+    """A loss of an output: its kind, its input, and its settings."""
 
     kind: str
     base: str = "logits"
@@ -41,7 +41,7 @@ class Formula:
 
 
 def compare(report: Report, pt: Any, tf: Any, both: Any) -> bool:
-    """Add a finding where the losses differ; whether they are equal."""
+    """Add a finding if the losses differ; returns whether they are equal."""
     ours, theirs = float(pt.loss(both.pt.output)), float(tf.loss(both.tf.output))
     tf.call(tf.x, training=False)
     penalty = float(tf.penalty())
@@ -64,7 +64,7 @@ def _apart(a: float, b: float) -> float:
 
 @dataclass
 class Draw:
-    """One output drawn anew on both sides: which it was, its numbers, and the losses."""
+    """One output drawn again on both sides: which it was, its numbers, and the losses."""
 
     place: int
     before: np.ndarray

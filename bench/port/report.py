@@ -1,4 +1,4 @@
-"""What `twinbench port` answers: the differences of two models, in the order in which they act."""
+"""The answer of `twinbench port`: the differences of two models, in the order in which they act."""
 
 from __future__ import annotations
 
@@ -26,13 +26,12 @@ STEPS = {
 class Finding:
     """One difference.
 
-    step: a key of STEPS. layer_pt, layer_tf: the names of the layer (as `named_modules` and as
-    `layer.name` have them; "" where a difference is of no layer). size: relative L2 distance (of
-    a loss and a share: relative difference). bound: up to which size it would have counted as
-    equal. before: what was equal before it, in words. cause: a key of `causes.CATALOGUE`, None
-    where no cause was verified. verified: whether the difference went once the change was made.
-    change_pt, change_tf: the line to change on either side, one of both is enough. places: how many
-    layers the change was needed in.
+    step: a key of STEPS. layer_pt, layer_tf: the names of the layer (by `named_modules` and
+    `layer.name`; "" if it concerns no layer). size: relative L2 distance (for a loss or a share:
+    relative difference). bound: the largest size that counts as equal. before: what was equal
+    before it, in words. cause: a key of `causes.CATALOGUE`, None if no cause was verified.
+    verified: whether the change removed the difference. change_pt, change_tf: the line to change on
+    either side; one is enough. places: how many layers needed the change.
     """
 
     step: str
@@ -50,7 +49,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Match:
-    """Weights that belong together: a layer of each side. how: "values", "name" or "order"."""
+    """Weights that correspond: a layer of each side. how: "values", "name" or "order"."""
 
     layer_pt: str
     layer_tf: str
@@ -59,8 +58,11 @@ class Match:
 
 @dataclass(frozen=True)
 class Certificate:
-    """Training steps that were equal: how many, the largest relative difference of a loss, of a
-    weight tensor afterwards, and the bounds of both."""
+    """Training steps that were equal.
+
+    Their number, the largest relative differences of a loss and of a weight tensor afterwards, and
+    the bounds of both.
+    """
 
     steps: int
     loss: float
@@ -71,11 +73,11 @@ class Certificate:
 
 @dataclass
 class Report:
-    """findings: the first difference first; empty where nothing differs. matches: weights.
+    """findings: the first difference first; empty if nothing differs. matches: weights.
 
-    equal: what was compared and equal, in words, in order. notes: what is no difference but worth
-    knowing. certificate: None unless the training steps were compared and equal. copied: whether
-    weights were copied by the match, not by the file. code: of a copy_weights that does so.
+    equal: what was compared and equal, in words, in order. notes: worth knowing, but no difference.
+    certificate: None unless training steps were compared and equal. copied: whether the match
+    copied the weights, not the file. code: a copy_weights that does the same.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -104,7 +106,7 @@ class Report:
         self.findings.append(finding)
 
     def has(self, *steps: str) -> bool:
-        """Whether a difference was found at one of these steps."""
+        """Whether one of these steps has a difference."""
         return any(finding.step in steps for finding in self.findings)
 
 

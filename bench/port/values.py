@@ -20,7 +20,7 @@ FEWEST = 4  # numbers; fewer may be equal by chance
 
 
 def distance(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """The L2 norm of the difference relative to that of the first; inf where one is not finite."""
+    """The L2 norm of the difference over that of the first; inf if one is not finite."""
     a, b = np.asarray(ours, np.float64).ravel(), np.asarray(theirs, np.float64).ravel()
     finite = np.isfinite(a) & np.isfinite(b)
     if not finite.all():
@@ -35,7 +35,7 @@ def distance(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 
 def varies(array: np.ndarray) -> bool:
-    """Whether a tensor tells values apart: gates of tiny inputs are all 0.5, whatever is before."""
+    """Whether a tensor has different values: gates of tiny inputs are all 0.5."""
     return float(np.std(array)) > LEAST_SPREAD * float(np.sqrt(np.mean(np.square(array))))
 
 
@@ -71,7 +71,7 @@ def turned_as(example: np.ndarray, theirs: np.ndarray) -> Callable[[np.ndarray],
 
 
 def closest(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """The smallest distance in any layout; inf where none has the shape."""
+    """The smallest distance in any layout; inf if no layout has the shape."""
     sizes = [distance(array, theirs) for array in layouts(ours, theirs.shape)]
     return min(sizes, default=float("inf"))
 
@@ -116,7 +116,7 @@ class Index:
     count: int = 0
 
     def add(self, layer: str, operator: str, tensor: Any) -> None:
-        """Put a tensor in, where it is one that can be told from others."""
+        """Add a tensor, if it can be told from others."""
         array = numpy(tensor)
         if array.dtype.kind != "f" or array.size < FEWEST:
             return
@@ -127,7 +127,7 @@ class Index:
         self.count += 1
 
     def match(self, ours: np.ndarray, bound: float, layer: str | None = None) -> Entry | None:
-        """The first tensor that is equal to one of PyTorch, in whatever layout; of a layer only."""
+        """The first tensor that equals one of PyTorch in any layout; only of a layer."""
         return next(self.matches(ours, bound, layer), None)
 
     def matches(self, ours: np.ndarray, bound: float, layer: str | None = None) -> Iterator[Entry]:
@@ -150,7 +150,7 @@ class Index:
                 yield entry
 
     def nearest(self, ours: np.ndarray, layer: str) -> float:
-        """The smallest distance to a tensor of a layer; inf where none has its size."""
+        """The smallest distance to a tensor of a layer; inf if none has its size."""
         entries = [e for e in self.by_count.get(ours.size, ()) if _within(e.layer, layer)]
         return min((closest(ours, numpy(e.tensor)) for e in entries), default=float("inf"))
 

@@ -1,4 +1,4 @@
-"""Which weights of two models belong together, and the code that copies them."""
+"""Which weights of two models correspond, and the code that copies them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Pair:
-    """Layers whose weights belong together."""
+    """Layers whose weights correspond."""
 
     pt: Unit
     tf: Unit
@@ -153,7 +153,7 @@ class Weights:
         return {name: tensor.detach().numpy() for name, tensor in self.state.items()}
 
     def matches(self) -> tuple[Match, ...]:
-        """What belongs together."""
+        """The pairs of layers whose weights correspond."""
         return tuple(Match(pair.pt.name, pair.tf.name, pair.how) for pair in self.pairs)
 
     def equal(self, pair: Pair, arrays: dict[str, np.ndarray]) -> bool:
@@ -171,7 +171,7 @@ class Weights:
         return [(pair, transfer) for pair in self.pairs for transfer in pair.transfers]
 
     def code(self) -> str:
-        """A copy_weights that does what the match says."""
+        """A copy_weights that does what the match does."""
         places = {id(variable): n for n, variable in enumerate(self.tf.model.weights)}
         lines = [
             (places[id(transfer.variable)], transfer.names, transfer.how, transfer.arguments,

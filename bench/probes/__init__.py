@@ -1,4 +1,4 @@
-"""What a step's time does not say: input pipelines, serving, several devices.
+"""Measurements that a step's time does not show: input pipelines, serving, several devices.
 
-A benchmark file's `probe` calls them in a process of its own.
+A benchmark file's `probe` calls them in a new process.
 """

@@ -1,7 +1,7 @@
-"""A process that starts instances of a model and lets callers ask: its parent reads what they saw.
+"""A process that runs instances of a model under load, and reports what callers see.
 
-`python -m bench.probes.callers REQUEST` reads a JSON request and writes to its `answer` file. It is
-a fresh process, so that no pool is sized yet, and may run in a control group with a quota.
+`python -m bench.probes.callers REQUEST` reads a JSON request and writes its `answer` file. It is a
+new process, so that no thread pool is sized yet, and may run in a cgroup with a quota.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ SEARCHED = "searched"
 
 
 def ask(request: dict, folder: Path, *, quota: float | None) -> dict:
-    """What a fresh process finds, in a group of so many cores where there is a quota.
+    """The answer of a new process, in a cgroup of so many cores if there is a quota.
 
-    Raises NotImplementedError where this process may make no control group, RuntimeError where the
-    process fails, with its reason.
+    Raises NotImplementedError if this process may not make a cgroup, and RuntimeError with the
+    reason if the process fails.
     """
     answer, asked = folder / "answer.json", folder / "request.json"
     asked.write_text(json.dumps(request | {"answer": str(answer)}), encoding="utf-8")
@@ -100,7 +100,7 @@ def _remove(group: Path) -> None:
 
 
 def make_call(package: str, task: str, weights: str, mode: str) -> Callable:
-    """The framework's prediction of an array, or a train step of a pair of arrays."""
+    """The framework's prediction for an array, or train step for a pair of arrays."""
     kit = {
         name: importlib.import_module(f"{package}.kit.{name}")
         for name in ("data", "models", "training", "runtime")
@@ -132,9 +132,9 @@ def load_file(runtime: str, path: str, setting: Setting) -> Callable:
 
 
 def serve(load: Callable, samples: list, *, fill: str, repetitions: int, shared: bool) -> dict:
-    """What one caller and twice as many as cores see; of a search what its best setting gives.
+    """What one caller, and twice as many as cores, see; in a search, what its best setting gives.
 
-    Raises RuntimeError where instances use more than they were given.
+    Raises RuntimeError if instances use more cores than they were given.
     """
     cores = cgroups.usable_threads()
     evidence = {"cores": cores, "quota": min(cgroups.cpu_quota(), 1e6), "callers": 2 * cores}
@@ -189,7 +189,7 @@ def _check(server: Server, loads: list) -> None:
 
 
 def main() -> None:
-    """Serve the request in the file that is named on the command line."""
+    """Serve the request in a file."""
     end_with_parent()
     request = json.loads(Path(sys.argv[1]).read_text("utf-8"))
     with np.load(request["samples"], allow_pickle=False) as file:

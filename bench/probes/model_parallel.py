@@ -1,8 +1,8 @@
-"""How training on several devices is measured: from outside, by a thread that looks on.
+"""Measures training on several devices from outside, by an observing thread.
 
-It notes the CPU time, the resident memory and the written bytes of every process that trains. What
-counts lies between the end of the first step and that of the last. Afterwards one process takes the
-same batches, and both must have the same losses and weights.
+It notes CPU time, resident memory and written bytes of every training process, from the end of the
+first step to that of the last. Afterwards one process trains on the same batches: losses and
+weights must agree.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ EVERY_S = 0.05
 
 @dataclass(frozen=True)
 class Glance:
-    """What the processes that train had used by `at`, a time of `time.monotonic`.
+    """What the training processes had used at `at`, a time of `time.monotonic`.
 
-    `written` is what went through system calls: on a CPU, messages between processes. It is None
-    where the system does not tell.
+    `written`: bytes of system calls, which on a CPU are messages between processes; None if
+    unknown.
     """
 
     at: float
@@ -51,12 +51,11 @@ def measure(
     devices: dict | None = None,
     **reference: float,
 ) -> dict[str, dict]:
-    """The figures of a run of `make`, "module:function", or of one process where there is none.
+    """The figures of a run of `make`, "module:function", or of one process if it is None.
 
-    `devices`: replicas and parts of the run. `reference`: bytes and percentages that theory gives,
-    by name.
+    `devices`: replicas and parts of the run. `reference`: bytes and percentages by theory, by name.
 
-    Raises RuntimeError where losses or weights are not those of one process.
+    Raises RuntimeError if losses or weights differ from those of one process.
     """
     dataset = tuple(map(np.concatenate, zip(*batches, strict=True)))
     amount = {"global_batch": work.batch_size, "steps": STEPS, "seed": SEED}
@@ -82,7 +81,7 @@ def measure(
 
 
 def figures(glances: list[Glance], ended: list[float], batch_size: int) -> dict[str, dict]:
-    """What lies between the first step and the last; a step's bytes are those of all processes."""
+    """The figures between the first and the last step; bytes are per step, of all processes."""
     until = [[glance for glance in glances if glance.at <= end] for end in (ended[0], ended[-1])]
     inside = until[1][len(until[0]) :]
     if not until[0] or not inside:
@@ -104,7 +103,7 @@ def figures(glances: list[Glance], ended: list[float], batch_size: int) -> dict[
 
 @contextlib.contextmanager
 def watched() -> Iterator[list[Glance]]:
-    """Look every `EVERY_S` at the processes that train: those that are started, or this one."""
+    """Look at the training processes every `EVERY_S`: started ones, or this one."""
     glances, done = [], threading.Event()
     process = psutil.Process()
     others = {child.pid for child in process.children(recursive=True)}
@@ -125,13 +124,13 @@ def watched() -> Iterator[list[Glance]]:
 
 
 def trains(process: psutil.Process) -> bool:
-    """Whether it is a process of a run, but not torchrun, which starts them."""
+    """Whether it is a training process of a run, and not torchrun."""
     words = process.cmdline()
     return any(word.endswith(".kit.replicas") for word in words) and "--nnodes=1" not in words
 
 
 def glance(processes: list[psutil.Process]) -> Glance:
-    """What these processes have used until now."""
+    """What these processes have used so far."""
     cpu, resident, written = 0.0, [], 0
     for process in processes:
         with process.oneshot():
@@ -148,7 +147,7 @@ def glance(processes: list[psutil.Process]) -> Glance:
 
 @dataclass(frozen=True)
 class Alone:
-    """What one process leaves: canonical weights, losses, when each step was over."""
+    """The result of one process: canonical weights, losses, and the end of each step."""
 
     weights: dict[str, np.ndarray]
     losses: list[float]
@@ -169,8 +168,8 @@ def alone(impl, dataset: tuple, *, global_batch: int, steps: int, seed: int) -> 
 def check(impl, work: Work, trained, wanted: Alone) -> float:
     """The largest relative difference of losses and weights.
 
-    Raises RuntimeError where it is more than the task's parity bar. The framework's own names come
-    in the order of the layers, as the canonical ones do.
+    Raises RuntimeError if it exceeds the task's parity bar. The framework's names are in the order
+    of the layers, like the canonical ones.
     """
     bar = work.task.parity
     pairs = zip(wanted.weights.items(), trained.weights.values(), strict=True)

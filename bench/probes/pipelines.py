@@ -1,12 +1,11 @@
-"""How an input pipeline is measured: epoch by epoch, each between two measurements of its limit.
+"""Measures an input pipeline epoch by epoch, each between two measurements of its limit.
 
-The limit is what the cores do of the same work with nothing around it: one single-threaded process
-a core, which works on its part of the same samples (the kit's `input_rates.py`). They are
-alive as long as the pipeline is measured, and sleep while it runs.
+The limit is what the cores do of the same work without a pipeline: one single-threaded process per
+core, each with its part of the samples (the kit's `input_rates.py`). They live as long as the
+pipeline is measured, and sleep while it runs.
 
-How often an epoch is measured follows the run's effort (`Work.repetitions`). What is short is
-repeated: an epoch in memory may take milliseconds, and both a rate and a limit are taken over
-`SHORTEST_S` at least.
+The number of epochs follows the run's effort (`Work.repetitions`). Short epochs, which in memory
+may take milliseconds, are repeated: rates and limits are measured over at least `SHORTEST_S`.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ WARM_STEPS = 3  # that many
 
 
 def maker(module, work: Work, source: str, *, loader: str, **settings) -> Callable[[], Iterable]:
-    """What makes a loader of `module` over `source`, by the settings of a row."""
+    """A function that makes a loader of `module` over `source`, by a row's settings."""
     if each := settings.pop("workers_a_core", None):
         settings["workers"] = round(each * usable_threads())
     make = getattr(module, f"{loader}_loader")
@@ -54,9 +53,9 @@ def measure(
 ) -> dict[str, dict]:
     """The figures of the loader that `make` makes, over the samples of the task.
 
-    Its limit is that of `technique`, of which `source` and the settings say the rest.
+    Its limit is that of `technique`; `source` and the settings determine the rest.
 
-    Raises RuntimeError where an epoch is not all of the samples.
+    Raises RuntimeError if an epoch does not have all samples.
     """
     with work_limit(impl.__name__, technique, source, **settings) as limit:
         start = time.perf_counter()
@@ -93,11 +92,10 @@ def measure(
 
 @dataclass(frozen=True)
 class Epochs:
-    """What epochs took: seconds of the clock, and of all CPUs.
+    """The time of epochs: wall-clock and CPU seconds.
 
-    `rate` is in images a second, after as many batches as there are cores, half of them at most:
-    until then the pipeline fills, and what is under way would count for nothing. `first_batch_s` is
-    that of an epoch, on average.
+    `rate`: images per second, after as many batches as cores, at most half of them: until then the
+    pipeline fills, and work in progress would not count. `first_batch_s`: the mean over epochs.
     """
 
     images: int
@@ -108,7 +106,7 @@ class Epochs:
 
 
 class Pipeline:
-    """A loader, and the processes that it starts. Children that are there already are not its."""
+    """A loader, and the processes that it starts."""
 
     def __init__(self, loader: Iterable, *, images: int) -> None:
         self._loader, self._images = loader, images
@@ -117,7 +115,7 @@ class Pipeline:
         self.read: list[dict] = []  # of each call of `epochs`: its last epoch
 
     def epochs(self, count: int = 1) -> Epochs:
-        """Take all batches of the next epochs, and do nothing with them."""
+        """Take all batches of the next epochs."""
         cpu, begin = self._cpu_s(), time.perf_counter()
         images, filled_s, first_s = 0, 0.0, 0.0
         for _ in range(count):
@@ -137,9 +135,9 @@ class Pipeline:
         return Epochs(count * self._images, images / filled_s, first_s / count, seconds, cpu)
 
     def peak_memory(self) -> tuple[Epochs, int | None]:
-        """An epoch, and the most memory in bytes that its processes are seen to have together.
+        """Take an epoch; returns the peak memory of its processes together, in bytes.
 
-        It is slower than others: the kernel walks through all pages for each figure.
+        It is slow: for each figure the kernel walks through all pages.
         """
         seen, done = [], threading.Event()
 
@@ -184,7 +182,7 @@ def _read(epochs: int, labels: list) -> dict:
 
 
 def data_stall(impl, work: Work, loader: Iterable) -> float:
-    """Percent of the time of real train steps that passes waiting for their batches."""
+    """The percentage of real train steps' time that is spent waiting for batches."""
     step, waited, total = plain(impl, work).step, 0.0, 0.0
     batches = iter(loader)
     for number in range(WARM_STEPS + STALL_STEPS):
@@ -206,13 +204,13 @@ def data_stall(impl, work: Work, loader: Iterable) -> float:
 def work_limit(
     package: str, technique: str, source: str, **settings
 ) -> Iterator[Callable[[], float]]:
-    """Give a function that measures the limit, in samples/s, with as many processes as cores.
+    """A function that measures the limit in samples/s, with one process per core.
 
-    It is that of the technique in the package of a side: `kit.input_rates` gets the settings.
+    It is that of the technique in a framework's package: `kit.input_rates` gets the settings.
 
-    They are forks of this process where they would miss no thread of it: as long as it has only
-    one, or with PyTorch, whose DataLoader forks its workers, too, from a process that has set its
-    threads. Else they are fresh, and import the framework. RuntimeError where one ends early.
+    The processes are forks of this one if that is safe: while it has one thread, or with PyTorch,
+    whose DataLoader also forks workers of a process that has set its threads. Otherwise they are
+    new, and import the framework. RuntimeError if one ends early.
     """
     forks = THREADS.exists() and (package == "pt_impl" or len(list(THREADS.iterdir())) == 1)
     context = multiprocessing.get_context("fork" if forks else "spawn")

@@ -1,8 +1,8 @@
-"""A process that does what a deployed model does: load, predict, and say what that took.
+"""A process that acts like a deployed model: it loads, predicts, and reports the times.
 
-`python -m bench.probes.server REQUEST` reads a JSON request, loads one model with the loader that
-it names ("module:function") and writes what it found to the request's `answer` file. It imports
-NumPy and what the loader imports: that is what is measured.
+`python -m bench.probes.server REQUEST` reads a JSON request, loads one model with its loader
+("module:function") and writes the `answer` file. It imports only NumPy and what the loader imports,
+because the import is measured.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ FEWEST_RATE_CALLS = 3
 def serve(
     load: str, arguments: dict, rows: str, threads: int, batches: list[int], longest_s: float
 ) -> dict:
-    """What a process finds that starts, loads and predicts one sample: when, and its peak memory.
+    """Times and peak memory of a process that starts, loads and predicts one sample.
 
-    rows: a .npy file of samples. longest_s: after which slow predictions of one sample, one after
-    the other, are enough for a latency; with 0 there is none, nor how long loading takes once
-    everything is imported. batches: sizes whose samples/s are measured in between. Times are in
-    seconds, memory in bytes.
+    rows: a .npy file of samples. longest_s: time limit of slow predictions of one sample for the
+    latency; with 0, neither that nor a load after all imports is measured. batches: sizes whose
+    samples/s are measured. Times are in seconds, memory in bytes.
     """
     x = np.load(rows, mmap_mode="r", allow_pickle=False)  # only what is used is read
     module, _, function = load.partition(":")
@@ -74,7 +73,7 @@ def latency(predict, one, longest_s: float) -> dict:
 
 
 def rate(predict, some, size: int) -> float:
-    """Samples/s of a batch size, from the median call; the first two calls may lay out or trace."""
+    """Samples/s of a batch size, from the median call; the first two may lay out or trace."""
     predict(some)
     predict(some)
     times: list[float] = []
@@ -88,7 +87,7 @@ def rate(predict, some, size: int) -> float:
 def load_in_place(path: str, *, package: str, task: str, make: str, threads: int):
     """The framework itself: build the task's model with the weights in `path`, and predict.
 
-    make: "module:function" of what turns the model into `predict(tensor)`.
+    make: "module:function" that turns the model into `predict(tensor)`.
     """
     kit = {
         name: importlib.import_module(f"{package}.kit.{name}")
@@ -113,7 +112,7 @@ def load_in_place(path: str, *, package: str, task: str, make: str, threads: int
 
 
 def main() -> None:
-    """Serve the request in the file that is named on the command line."""
+    """Serve the request in a file."""
     if sys.platform == "linux":  # end with who asked, even inside a call that never returns
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
     request = json.loads(Path(sys.argv[1]).read_text("utf-8"))

@@ -1,10 +1,10 @@
-"""Routes from a model to a runtime: prepared for a match, proven, and measured where they deploy.
+"""Routes from a model to a runtime: prepared for a match, proven, and measured as deployed.
 
-A route is a function of the technique that writes a file and a loader that makes `predict(array) ->
-array` of it; in place there is no file, and the framework predicts. A match times predictions of a
-process that also holds the framework. What only a process of its own can tell (start, load, memory,
-latency, samples/s by batch size and threads) comes from fresh ones (`bench/probes/server.py`): of a
-short run from one, but for the start.
+A route is a function of the technique that writes a file, and a loader that makes `predict(array)
+-> array` from it; in place there is no file, and the framework predicts. A match times predictions
+in a process that also holds the framework. New processes (`bench/probes/server.py`) measure the
+rest: start, load, memory, latency, and samples/s by batch size and threads. In a short run one
+process measures all but the start.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ IN_PLACE = warm(
 
 @dataclass(frozen=True)
 class Route:
-    """From a model to `predict`, through functions named "module:function".
+    """From a model to `predict`, by functions named "module:function".
 
     `load(path, threads=...) -> predict` of what `export` wrote to `file`; in place only
-    `make(model) -> predict`. "{impl}" stands for the side's package.
+    `make(model) -> predict`. "{impl}" stands for the framework's package.
     """
 
     make: str | None = None
@@ -64,13 +64,13 @@ class Route:
 
 
 def row(name: str, title: str, route: str, effort: str = "full", **more) -> Variant:
-    """A variant that predicts by a route; `more` are its fields, and settings beside the route."""
+    """A variant that predicts by a route; `more`: its fields, and settings besides the route."""
     settings = {"route": route} | more.pop("settings", {})
     return Variant(name, settings, effort=effort, measured=WARM, title=title, **more)
 
 
 def prepare(impl, work: Work, route: Route) -> Prepared:
-    """Predict by `route`, for a match. A missing package makes the row UNSUPPORTED, by its name."""
+    """Predict by `route`, for a match. A missing package makes the row UNSUPPORTED."""
     work = live(work)
     model = _model(impl, work)
     optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
@@ -114,7 +114,7 @@ def _write(impl, work: Work, route: Route, model, folder: Path) -> None:
 def live(work: Work) -> Work:
     """The work with weights in which every layer counts.
 
-    Residual branches begin with a scale of 0: whatever is wrong in one would not show.
+    Residual branches begin with a scale of 0, which would hide any mistake in one.
     """
     weights = {
         name: np.full_like(value, LIVE) if name.endswith(".gamma") and not value.any() else value
@@ -150,7 +150,7 @@ def _read(impl, work: Work, route: Route, folder: Path):
 
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
-    """On real data the route predicts what the model does; the file says what it holds."""
+    """Check on real data that the route predicts like the model; the file lists its parts."""
     work = live(work)
     x, _ = impl.kit.data.to_device(*examples(work, CHECKED, "test"))
     plain = impl.kit.training.make_predict(prepared.model)
@@ -192,12 +192,11 @@ def _precision(work: Work) -> str:
 
 
 def probe(impl, work: Work, route: Route) -> dict[str, dict]:
-    """Start, load, memory, latency at batch 1; samples/s by batch size on one and on all threads.
+    """Start, load, memory, latency at batch 1; samples/s by batch size, on one and all threads.
 
-    Every figure is the median over fresh processes, half as many as a probe has repetitions: to
-    start a framework takes seconds. In a short run this holds of the start alone, and the first
-    process finds the rest, on all threads: samples/s of the largest batch. Files are in the page
-    cache.
+    Each figure is the median over new processes, half as many as a probe has repetitions because
+    starting a framework takes seconds. In a short run only the start is repeated, and the first
+    process measures the rest on all threads, for the largest batch. Files are in the page cache.
     """
     if work.batch_size != 1:
         return {}  # it stands with batch 1

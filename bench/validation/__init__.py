@@ -1,1 +1,1 @@
-"""What proves the harness: planted faults, disturbances, simulations, overhead."""
+"""Tests of the harness itself: planted faults, disturbances, simulations, overhead."""

@@ -1,4 +1,5 @@
-"""What became of attacks on the harness, as a page: docs/attacked.md.
+"""The results of attacks on the harness, as a page: docs/attacked.md.
+
 
     twinbench validate mutations --publish
     twinbench validate mutations --drawn 100 --of bench/analysis --publish
@@ -6,7 +7,7 @@
     twinbench validate leaks --publish
     twinbench validate simulate docs --publish
 
-Each keeps its outcome in docs/attacked.json, in the place of the one before, and makes the page.
+Each replaces its previous result in docs/attacked.json, and makes the page.
 """
 
 from __future__ import annotations
@@ -76,9 +77,9 @@ worse* means that the whole interval says so.
 
 
 def keep(section: str, outcome: dict, part: str | None = None) -> None:
-    """Put what an attack came to in the place of what it had come to before, and make the page.
+    """Replace the result of an attack, and make the page.
 
-    part: of a row; what stands there of other ones stays, if it is of the same machine
+    part: the field by which rows are replaced: others are kept if they are from the same machine.
     """
     if not outcome["rows"]:
         return
@@ -96,13 +97,13 @@ def keep(section: str, outcome: dict, part: str | None = None) -> None:
 
 
 def on_this_machine() -> dict:
-    """The machine, where an outcome depends on it."""
+    """The machine, for results that depend on it."""
     threads = machine.usable_threads()
     return {"cpu": machine.describe(threads).cpu, "threads": threads}
 
 
 def page(record: dict) -> str:
-    """The page, from the record alone."""
+    """The page, from docs/attacked.json only."""
     parts = [_HEAD]
     if planted := record.get("planted"):
         parts += [_planted(planted), markdown_table(_faults(planted["rows"]))]

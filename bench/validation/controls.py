@@ -1,11 +1,11 @@
 """Live controls: pairs of equal work, and contenders that work longer by a known share.
 
-A measurement plays a run that ends early. Its matches have a chain of baselines in workers of
-different parents. Beside them are contenders that work longer by 2%, 5%, 10% or half. These leave
-at the look that decides them. Train steps of three kinds and predictions take turns.
+A measurement is like a run that ends early. Its matches have a chain of baselines in workers of
+different parents, and contenders that work longer by 2%, 5%, 10% or 50%. These leave at the look
+that decides them. Three kinds of train steps and predictions take turns.
 
-A measurement is a dict: `environment`, and of each match the `framework` (of `SIDES`), the
-`workload` (of `WORKLOADS`), the `blocks` (each the log time by contender) and who `failed`.
+A measurement is a dict: `environment`, and for each match the `framework` (of `SIDES`), the
+`workload` (of `WORKLOADS`), the `blocks` (log times by contender) and the contenders that `failed`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ WORKLOADS = {
 
 
 def prepare(impl, work: Work) -> Prepared:
-    """The plain step and predictions; planted ones take `slowdown` of their own time longer."""
+    """The plain step and predictions; planted ones work longer by `slowdown`."""
     row, slowdown = plain(impl, work), work.settings.get("slowdown")
     if not slowdown:
         return row
@@ -77,7 +77,7 @@ def _slowed(call: Callable, share: float) -> Callable:
 
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
-    """Nothing is claimed."""
+    """There is nothing to prove."""
     return {}, None
 
 
@@ -98,7 +98,7 @@ def contenders(side: str, workload: str = "small") -> list[Case]:
 
 
 def pairs() -> dict[str, Pair]:
-    """What is compared in a match, by name."""
+    """The pairs to compare in a match, by name."""
     chain = {f"same{n + 1}": Pair(f"same{n + 1}", f"same{n}") for n in range(CONTROLS)}
     slower = {
         f"{name}_{n}": Pair(f"{name}_{n}", f"same{2 * n}")
@@ -109,7 +109,7 @@ def pairs() -> dict[str, Pair]:
 
 
 def staying(blocks: list[dict[str, float]]) -> set[str]:
-    """Who plays on: the chain, and of the planted who was not decided at the last look."""
+    """The contenders that go on: the chain, and planted ones that the last look did not decide."""
     compared = pairs()
     everyone = {name for pair in compared.values() for name in (pair.top, pair.bottom)}
     passed = [look for look in LOOKS if look <= len(blocks)]
@@ -127,9 +127,9 @@ def staying(blocks: list[dict[str, float]]) -> set[str]:
 
 
 def new_measurement(sides: list[str], workloads: list[str], count: int) -> dict:
-    """What is to be measured: so many matches that each framework has `count` control pairs.
+    """A new measurement with `count` control pairs per framework.
 
-    The sides of a framework take turns, and then its workloads.
+    The flavours of a framework take turns, and then the workloads.
     """
     matches = []
     for framework in dict.fromkeys(SIDES[side][0] for side in sides):
@@ -143,7 +143,7 @@ def new_measurement(sides: list[str], workloads: list[str], count: int) -> dict:
 
 
 def read(path: Path) -> dict:
-    """What was measured before. Raises ValueError where that is not there, or damaged."""
+    """An earlier measurement. Raises ValueError if it is missing or damaged."""
     if not path.is_file():
         raise ValueError(f"has no {path.name}")
     try:
@@ -158,10 +158,10 @@ def read(path: Path) -> dict:
 
 
 def measure(path: Path, measurement: dict, results: Path, minutes: float | None) -> bool:
-    """Play what is left of a measurement; False where the time ended before.
+    """Play the rest of a measurement; False if time ended before.
 
-    path: the file that it is written to after each block of a match
-    minutes: no block is begun that would end after them
+    path: the file that is written after each block of a match. minutes: no block starts that would
+    end after them.
     """
     threads = machine.usable_threads()
     with Processes(path.parent / "logs") as processes:
@@ -240,7 +240,7 @@ def _play(processes, match: dict, number: int, threads: int, results: Path) -> d
 
 @dataclass(frozen=True)
 class Judged:
-    """What came of a pair. `side`: of `SIDES`. `kind`: "control", or what was planted."""
+    """The result of a pair. `side`: of `SIDES`. `kind`: "control", or what was planted."""
 
     side: str
     workload: str
@@ -254,7 +254,7 @@ class Judged:
 
 
 def judged(measurement: dict, looks: tuple[int, ...] = LOOKS) -> list[Judged]:
-    """What came of each pair in a run that ends at the last of these looks."""
+    """The result of each pair in a run that ends at the last of these looks."""
     outcomes = []
     for match in measurement["matches"]:
         if not match["blocks"]:
@@ -269,7 +269,7 @@ def judged(measurement: dict, looks: tuple[int, ...] = LOOKS) -> list[Judged]:
 
 
 def summary(measurement: dict) -> str:
-    """A line for each pair, then how often each verdict was reached, and what leaving moved."""
+    """A line for each pair, then how often each verdict was reached, and what leaving changed."""
     lines, blocks = [], {}
     for pair in judged(measurement):
         result = pair.result
@@ -288,13 +288,13 @@ def summary(measurement: dict) -> str:
 
 
 def failures(measurement: dict) -> list[str]:
-    """Who could not be measured in a block."""
+    """The contenders that could not be measured in a block."""
     failed = [line for match in measurement["matches"] for line in match.get("failed", ())]
     return [f"left out of a block: {line}" for line in failed]
 
 
 def moved(measurement: dict) -> list[str]:
-    """How the ratios of who stayed changed when others left, with 95% intervals."""
+    """How the ratios of those who stayed changed when others left, with 95% intervals."""
     lines = []
     for kind, words in (("same", "equal work"), ("slow5", "5% planted"), ("slow10", "10% planted")):
         changes = [

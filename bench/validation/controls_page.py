@@ -1,4 +1,5 @@
-"""What `twinbench validate measure` measured, as a page: docs/validation.md.
+"""The results of `twinbench validate measure`, as a page: docs/validation.md.
+
 
     python -m bench.validation.controls_page results/latest/validation.json
     python -m bench.validation.controls_page --page
@@ -71,7 +72,7 @@ parent over the first, means of blocks with 95% intervals:
 
 
 def page(measurement: dict) -> str:
-    """The page, from the record alone."""
+    """The page, from docs/validation.json only."""
     environment = measurement["environment"]
     kind = ", ".join([environment["cpu"], *environment["isa"][-1:]])
     machine = f"{kind}, {environment['threads']} cores"

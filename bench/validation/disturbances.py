@@ -1,13 +1,14 @@
-"""Disturbances: live pairs of known ratio beside a neighbour that disturbs them.
+"""Disturbances: live pairs of known ratio beside a program that disturbs them.
+
 
     twinbench validate disturbances [--kinds cores,disk] [--framework pt,tf] [--runs 1]
                                     [--minutes N]
 
-Two workers do the same, a third works 10% longer. Meanwhile a neighbour burns one core or all,
+Two workers do the same, a third works 10% longer. Meanwhile another program burns one core or all,
 reads memory as fast as it can, takes nearly all memory, or writes to the disk. Or all workers are
-stopped now and then, as a laptop that sleeps does, or lose all cores but one for a while. Where
-the system permits it, they get a quota of half the cores, or the clock is lowered.
-A run may be unable to tell. A verdict that is wrong is a fault, and the exit status is 1.
+paused now and then, as on a laptop that sleeps, or get only one core for a while. Where the system
+permits it, they get a quota of half the cores, or the clock is lowered. A run may be unable to
+tell. A verdict that is wrong is a fault, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -49,11 +50,10 @@ CLOCKS = Path("/sys/devices/system/cpu/cpufreq")
 
 @dataclass(frozen=True)
 class Disturbed:
-    """What a run said of a pair while it was disturbed.
+    """What a run found about a pair while it was disturbed.
 
-    verdict: None where none was reached
-    others: the share of the cores that other programs had; None where that is not known
-    reason: why there is no figure
+    verdict: None if none was reached. others: the share of the cores that other programs used; None
+    if unknown. reason: why there is no figure.
     """
 
     kind: str
@@ -67,7 +67,7 @@ class Disturbed:
 
     @property
     def wrong(self) -> bool:
-        """Whether it said something that is not true."""
+        """Whether its verdict is wrong."""
         return self.verdict in WRONG[self.pair]
 
     def as_row(self) -> dict:
@@ -89,7 +89,7 @@ class Disturbed:
 
 @contextlib.contextmanager
 def neighbours(program: str, count: int) -> Iterator[list[int]]:
-    """So many processes that run a program, by their numbers: none of them a child of this one."""
+    """So many processes that run a program, by their numbers; none is a child of this one."""
     pids, pipe = [], subprocess.PIPE
     with contextlib.ExitStack() as stack:
         for _ in range(count):
@@ -127,7 +127,7 @@ def workers() -> list[psutil.Process]:
 
 
 def stop_and_go_on(ended: threading.Event) -> None:
-    """Stop all workers for a while."""
+    """Pause all workers for a while."""
     stopped = workers()
     for process in stopped:
         with contextlib.suppress(psutil.Error):
@@ -139,7 +139,7 @@ def stop_and_go_on(ended: threading.Event) -> None:
 
 
 def take_cores(ended: threading.Event) -> None:
-    """Leave all threads of all workers one core, for a while."""
+    """Leave only one core to all threads of all workers, for a while."""
     cores = os.sched_getaffinity(0)
     for wanted in ({min(cores)}, cores):
         for process in workers():
@@ -151,7 +151,7 @@ def take_cores(ended: threading.Event) -> None:
 
 @contextlib.contextmanager
 def quotas() -> Iterator[None]:
-    """Let all workers have half of the cores now and then, in a control group of their own."""
+    """Give all workers half of the cores now and then, in a new cgroup."""
     outer = cgroups.divisible()
     inner = outer / f"twinbench-{os.getpid()}"
     inner.mkdir()
@@ -172,7 +172,7 @@ def quotas() -> Iterator[None]:
 
 
 def clocks() -> list[Path]:
-    """The limits of the cores' clocks that this process may set: none without root."""
+    """The limits of the cores' clocks that this process may set; none without root."""
     return [file for file in CLOCKS.glob("*/scaling_max_freq") if os.access(file, os.W_OK)]
 
 
@@ -217,7 +217,7 @@ def kinds() -> dict[str, Callable]:
 def disturbed(
     processes: Processes, cases: list[Case], kind: str, results: Path, seed: int
 ) -> list[Disturbed]:
-    """Play blocks of these contenders while they are disturbed; what is said of each pair."""
+    """Play blocks of these contenders while they are disturbed; returns the result of each pair."""
     framework, threads = cases[0].framework, machine.usable_threads()
     data = {"digits-cnn": str(datasets.materialise(cases[0].task.dataset, results / "data"))}
     blocks, others, why = [], [], None
@@ -254,7 +254,7 @@ def judged(
     why: str | None = None,
     others: float | None = None,
 ) -> list[Disturbed]:
-    """What the analysis says of each pair; nothing but `why` where a block is missing."""
+    """The result of each pair; only `why` if a block is missing."""
     if why:
         reason = f"could not be measured: {why}"
         return [
@@ -275,9 +275,9 @@ def report(
     minutes: float | None,
     keep: Callable[[dict], None] = lambda outcome: None,
 ) -> int:
-    """Print what was said in each disturbed run; the exit status: 1 where anything was wrong.
+    """Print the result of each disturbed run; exit status 1 if a verdict was wrong.
 
-    keep: is given what was said.
+    keep: called with the results.
     """
     pairs, done = [], 0
     names = {name for pair in PAIRS.values() for name in (pair.top, pair.bottom)}

@@ -1,7 +1,7 @@
-"""Leaks of known size: how small a one does `watch_memory` find, and does it see any in none?
+"""Leaks of known size: how small a leak `watch_memory` finds, and whether it reports others.
 
-Every process of a framework watches the plain step once for each size. The order of the sizes
-changes from process to process. What was kept is let go between two watches.
+Every process of a framework watches the plain step once for each size, in an order that changes
+from process to process. Kept memory is released between two watches.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ SIZES = (0.0, 0.1, 0.2, 0.3, 0.5, 1.0)  # megabytes that a round keeps
 
 
 def report(frameworks: list[str], processes: int, results: Path, *, publish: bool = False) -> int:
-    """Watch and print; 1 where a leak was called where there was none.
+    """Watch and print; returns 1 if a leak was reported without any.
 
-    publish: keep the counts in docs/attacked.json and make docs/attacked.md of them.
+    publish: keep the counts in docs/attacked.json, and make docs/attacked.md.
     """
     data = str(datasets.materialise(TASKS[TECHNIQUE.workloads[0].task].dataset, results / "data"))
     rows = [
@@ -48,7 +48,7 @@ def report(frameworks: list[str], processes: int, results: Path, *, publish: boo
 
 
 def called_leaks(rows: list[dict], framework: str, size: float) -> int:
-    """How often a leak of this size was called one."""
+    """How often a leak of this size was reported."""
     return sum(
         row["verdict"] == LEAK
         for row in rows

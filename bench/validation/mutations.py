@@ -1,8 +1,8 @@
-"""Faults planted in the harness, one at a time: do its tests notice?
+"""Plants faults in the harness, one at a time: do its tests notice?
 
-They stand in tests/validation/faults.py, each with the tests that must turn red. Others are drawn:
-an operator or a number of the source is another one (DeMillo, Lipton and Sayward, 1978). Some of
-these do the same as the source, and can't be noticed. Faults are planted in a copy of the tree.
+tests/validation/faults.py has them, each with the tests that must fail. Others are drawn at random:
+an operator or a number of the source is replaced (DeMillo, Lipton and Sayward, 1978). Some of these
+change nothing and can't be noticed. Faults are planted in a copy of the tree.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "results", 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a fault, how that is known, and how long it took."""
+    """The result for a fault, how it is known, and how long it took."""
 
     status: str
     how: str
@@ -41,7 +41,7 @@ class Outcome:
 
 
 def known() -> tuple:
-    """All faults. Raises ValueError where there is no checkout."""
+    """All faults. Raises ValueError outside a checkout."""
     # By its path: packages that are installed may have a `tests` of their own.
     path = ROOT / "tests" / "validation" / "faults.py"
     if not path.exists():
@@ -68,7 +68,7 @@ OTHERS = {
 
 @dataclass(frozen=True)
 class Drawn:
-    """A fault that nobody thought of: a whole file in place of another."""
+    """A random fault: a whole file that replaces another."""
 
     name: str
     file: str
@@ -78,7 +78,7 @@ class Drawn:
 
 
 def drawn(folder: str, count: int, seed: int) -> list[Drawn]:
-    """So many faults of the files of a folder. Raises ValueError for one without tests."""
+    """So many random faults in the files of a folder. Raises ValueError if it has no tests."""
     if folder not in DRAWN:
         raise ValueError(f"--of: {unknown(folder, DRAWN)}")
     places = [
@@ -140,7 +140,7 @@ def _other(value: bool | int | float) -> bool | int | float:
 
 
 def misplaced(faults: Sequence) -> list[str]:
-    """The names of the faults whose text does not stand in its file, just once."""
+    """The names of faults whose text is not in its file exactly once."""
     return [
         fault.name
         for fault in faults
@@ -150,9 +150,9 @@ def misplaced(faults: Sequence) -> list[str]:
 
 
 def plant(faults: Sequence, minutes: float | None = None) -> Iterator[tuple[object, Outcome]]:
-    """Plant each fault in a copy of the tree, and run its tests, until the time is over.
+    """Plant each fault in a copy of the tree and run its tests, until time is over.
 
-    Raises ValueError where a fault has no place, and where tests fail without any.
+    Raises ValueError if a fault has no place, or if tests fail without any.
     """
     if names := misplaced(faults):
         raise ValueError(f"{names[0]}: its text does not stand in its file just once")
@@ -220,9 +220,9 @@ def _run(tree: Path, tests: Sequence[str], end: float) -> Outcome:
 def report(
     faults: Sequence, minutes: float | None, keep: Callable[[dict], None] = lambda outcome: None
 ) -> int:
-    """Print a line for each fault; the exit status: 1 where one survives, 2 where time ended.
+    """Print a line for each fault; exit status 1 if one survives, 2 if time ended.
 
-    keep: is given what became of them.
+    keep: called with the results.
     """
     counts, survived, rows = {KILLED: 0, SURVIVED: 0, BROKEN: 0}, [], []
     for fault, outcome in plant(faults, minutes):

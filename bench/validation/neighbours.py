@@ -1,7 +1,7 @@
 """A program that disturbs a run: `python -m bench.validation.neighbours PROGRAM`.
 
-It leaves the family of whoever starts it, since a run does not count what its own processes take.
-It prints its process number, and works until its standard input ends.
+It detaches from its parent, because a run does not count the use by its own children. It prints its
+process number, and works until its standard input ends.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def disk() -> None:
 
 
 def memory() -> None:
-    """Take all memory but a rest, give it back, and again."""
+    """Take nearly all memory, release it, and repeat."""
     import numpy as np
 
     with contextlib.suppress(OSError):  # no Linux: whoever ends what grows too large takes this one
@@ -72,7 +72,7 @@ PROGRAMS = {program.__name__: program for program in (burn, bursts, bandwidth, d
 
 
 def end_with_input() -> None:
-    """End this process when nobody holds the other end of its standard input any more."""
+    """End this process when its standard input is closed."""
     sys.stdin.read()
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""A measurement that is repeated in many new processes of each framework."""
+"""Repeats a measurement in many new processes of each framework."""
 
 from __future__ import annotations
 

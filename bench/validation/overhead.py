@@ -1,8 +1,8 @@
-"""Overhead: what the suite's code costs where it has nothing to do, and over hand-written code.
+"""The overhead of the suite's code if it has nothing to do, and over hand-written code.
 
-The same work differs by some percent from process to process, with the places of its memory.
-Contenders in processes of their own would need hundreds of blocks to show one percent. So both
-steps live in one process and take turns. Who is built first changes from process to process. The
+The same work differs by some percent between processes, depending on where their memory lies.
+Contenders in separate processes would need hundreds of blocks to show one percent. So both steps
+run in one process and take turns, and which is built first changes from process to process. The
 interval is that of the ratio over processes.
 """
 
@@ -41,9 +41,9 @@ WARM = 20  # steps
 
 
 def pairs(framework: str, only: str) -> dict[str, tuple[Case, Case]]:
-    """What is compared, top and bottom: a row that does nothing and the plain step, for example.
+    """What is compared, for example a row that does nothing and the plain step.
 
-    only: the name of a technique; empty for all
+    only: the name of a technique; empty for all.
     """
     compared, side = {}, (framework, FRAMEWORKS[framework].flavours[0])
     for file in pkgutil.iter_modules(bench.train_step.__path__, "bench.train_step."):
@@ -66,9 +66,9 @@ def pairs(framework: str, only: str) -> dict[str, tuple[Case, Case]]:
 def report(
     frameworks: list[str], only: str, processes: int, results: Path, *, publish: bool = False
 ) -> int:
-    """Measure and print every pair; 1 where an interval reaches beyond what is promised.
+    """Measure and print every pair; returns 1 if an interval exceeds what is promised.
 
-    publish: keep the figures in docs/overhead.json and make docs/overhead.md of them.
+    publish: keep the figures in docs/overhead.json, and make docs/overhead.md.
     """
     data = str(datasets.materialise(TASKS[TASK].dataset, results / "data"))
     logs: dict[tuple[str, str], list[float]] = {}
@@ -102,7 +102,7 @@ Brackets are 95% intervals of time ratios. The promise is an upper bound of at m
 
 
 def page(record: dict) -> str:
-    """The page, from the record alone."""
+    """The page, from docs/overhead.json only."""
     rows = record["rows"]
     over = [row for row in rows if row["ci"][1] > PROMISED]
     broken = sum(row["ci"][0] > PROMISED for row in over)
@@ -134,7 +134,7 @@ def _words(interval: Interval) -> str:
 
 
 def measure(framework: str, only: str, number: int, threads: int, data: str) -> dict[str, float]:
-    """The time ratio of each pair in this process; `number` says who of them is built first."""
+    """The time ratio of each pair in this process; `number` decides which is built first."""
     worker = Operations()
     package, preload = FRAMEWORKS[framework].package, FRAMEWORKS[framework].preload
     worker._op_configure(package, threads, seed=number, imports=list(preload))

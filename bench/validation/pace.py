@@ -1,4 +1,4 @@
-"""Long work in steps: how long the rest takes, and an end in time."""
+"""Long work in steps, with the time that is left and a time limit."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Item = TypeVar("Item")
 def paced(
     items: Sequence[Item], name: Callable[[Item], str], minutes: float | None = None
 ) -> Iterator[Item]:
-    """Each item; after it, its name and how long the rest takes, on standard error.
+    """Each item; prints its name and the time left after it, on standard error.
 
-    minutes: none is begun that would end after them, if it took as long as the longest so far
+    minutes: no item starts that would end after them, if it took as long as the longest so far.
     """
     start, longest = time.monotonic(), 0.0
     for done, item in enumerate(items, 1):

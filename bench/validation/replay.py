@@ -1,4 +1,4 @@
-"""Records judged as if their runs had been shorter: do two agree, and by what do blocks scatter?"""
+"""Analyses records as if their runs had been shorter: do two agree, how do blocks scatter?"""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_ROUNDS = 30  # for which it is said what they would give
 
 @dataclass(frozen=True)
 class Design:
-    """So many blocks, which are looked at, and the weight of what others scatter by."""
+    """A number of blocks, the looks at them, and the weight of others' scatter."""
 
     title: str
     blocks: int
@@ -46,9 +46,9 @@ SIZES = ("small", "large")  # of models, see `Task.blocks`
 
 @dataclass(frozen=True)
 class Agreement:
-    """What a design says of records: of how many ratios of two, and how many lie within both.
+    """How well records agree by a design: the number of common ratios, and of those that agree.
 
-    lowest: the share of the pair of records with the fewest within. half_width: the median.
+    lowest: the share for the two records that agree least. half_width: the median.
     """
 
     compared: int
@@ -79,7 +79,7 @@ def agreement(records: Iterable[Record], design: Design, size: str) -> Agreement
 
 
 def ratios(record: Record, design: Design, size: str) -> Ratios:
-    """The ratios of a record's rows of small or large models that a design has an interval of."""
+    """The ratios of a record's rows of small or large models that have an interval by a design."""
     made: Ratios = {}
     for samples, compared in works(record):
         kept = [(c, pair) for c, pair in compared if _is_of(size, c) and c.kind != "control"]
@@ -125,9 +125,10 @@ def _first(samples: Samples, blocks: int, one_of: int = 1) -> Samples:
 
 @dataclass(frozen=True)
 class Scatter:
-    """The sd of a block's log ratio, by its rounds: what a process keeps, and what rounds do.
+    """The sd of a block's log ratio by its number of rounds: from the process, and from rounds.
 
-    by_rounds: seen. stays: what no number of rounds takes away. of_round: the rest, of one round.
+    by_rounds: measured. stays: the part that no number of rounds removes. of_round: the rest, per
+    round.
     """
 
     pairs: int
@@ -141,10 +142,10 @@ class Scatter:
 
 
 def scatter(records: Iterable[Record]) -> Scatter | None:
-    """By what blocks of small models scatter, whose rounds were all played.
+    """How much blocks of small models scatter, if all their rounds were played.
 
-    Of each pair of programs the variance over its first blocks, and of these the median, as that of
-    normal noise: a pair that something disturbed says little of the others.
+    It is the median over pairs of programs of the variance over first blocks, as that of normal
+    noise, so that a disturbed pair counts little.
     """
     records = list(records)
     most = max((len(rounds) for record in records for rounds in _rounds(record)), default=0)
@@ -192,7 +193,7 @@ def _whole(samples: Samples, pair: Pair, most: int) -> bool:
 
 
 def noise_of(record: Record) -> dict[str, list[float]]:
-    """How the log ratios of a record scatter about their means, by the frameworks of the pair."""
+    """How a record's log ratios scatter around their means, by the frameworks of the pair."""
     noise: dict[str, list[float]] = {}
     for samples, compared in works(record):
         fitted = fit(samples)
@@ -208,7 +209,7 @@ def noise_of(record: Record) -> dict[str, list[float]]:
 
 
 def accuracy_noise_of(record: Record) -> dict[str, list[float]]:
-    """How rows' metric scatters over seeds about its mean difference, by task, in its margins."""
+    """How a row's metric scatters over seeds, by task, in margins of the task."""
     noise: dict[str, list[float]] = {}
     for case in record.cases:
         baseline = pairing.baseline(case, record.cases)
@@ -251,7 +252,7 @@ def _pair(comparison: Comparison, by_id: dict[str, Case]) -> Pair:
 
 
 def table(records: Sequence[Record]) -> str:
-    """Whether the records agree by each design, and by what their blocks scatter, in lines."""
+    """Whether the records agree by each design, and how much their blocks scatter, in lines."""
     lines = [f"{'ratios of two records':<28}{'compared':>9}{'within':>8}{'lowest':>8}"]
     lines[0] += f"{'decided':>9}{'± (median)':>12}"
     for size in SIZES:

@@ -1,15 +1,15 @@
-"""Do runs of one class of machine agree?
+"""Whether runs on one class of machine agree.
 
-Each ratio that two runs have of the same programs is compared by itself: it agrees where it differs
-by no more than the combined 95% intervals of both, the root of the sum of the squares of the halves
-that face each other, in logarithms. What a figure scatters by from run to run stands beside what
-the noise within a run lets expect: two runs whose intervals are true agree in 95% of their ratios.
+Each ratio that two runs have is compared: it agrees if it differs by no more than the combined 95%
+intervals, the root of the sum of squares of the half-intervals that face each other, in logarithms.
+Two runs with correct intervals agree in 95% of their ratios. The scatter from run to run is shown
+beside that expected from the noise within a run.
 
-How much more figures scatter from run to run than within one is estimated by moments (DerSimonian
-and Laird, 1986): of each two runs the variance of a ratio's logarithm less the mean of the two
-variances within, on average over their ratios, and the median over pairs of runs. How many ratios
-agree is not looked at. The analysis adds what all runs give (`BETWEEN_RUNS`); what every second run
-gives is judged by the other runs.
+How much more figures scatter between runs than within one is estimated by moments (DerSimonian and
+Laird, 1986): for two runs, the variance of a ratio's logarithm minus the mean of both variances
+within, on average over ratios; then the median over pairs of runs. How many ratios agree is not
+looked at. The analysis adds the result of all runs (`BETWEEN_RUNS`); the result of every second run
+is judged by the other runs.
 
 A run is a results.json, its folder, or a revision of this repository, whose docs/results.json is
 read from the history.
@@ -80,9 +80,10 @@ VERDICTS = {"equivalent": NONE, "inconclusive": UNTOLD, None: UNTOLD}
 
 @dataclass(frozen=True)
 class Measured:
-    """A ratio: its logarithm, how far the 95% interval reaches down and up, and what it shows.
+    """A ratio: its logarithm, the reach of its 95% interval down and up, and its verdict.
 
-    `within`: the variance of the logarithm by the noise that the run saw, with its freedom.
+    `within`: the variance of the logarithm by the noise within the run, with its degrees of
+    freedom.
     """
 
     log: float
@@ -163,11 +164,10 @@ def _size(task: str) -> str:
 
 
 class Agreement(Struct, frozen=True):
-    """Of ratios that two runs have: how many agree, and what their verdicts did.
+    """How many ratios of two runs agree, and how their verdicts changed.
 
-    `same`: both show the same. `lost`: one can't tell what the other shows. `otherwise`: one shows
-    a difference where the other shows that there is none. `opposite`: less in one, more in the
-    other.
+    `same`: both have the same. `lost`: one can't tell what the other shows. `otherwise`: one shows
+    a difference and the other equivalence. `opposite`: less in one, more in the other.
     """
 
     ratios: int
@@ -179,7 +179,7 @@ class Agreement(Struct, frozen=True):
 
     @property
     def share(self) -> float:
-        """Of the ratios, those that agree."""
+        """The share of the ratios that agree."""
         return self.agree / self.ratios
 
 
@@ -192,15 +192,15 @@ def agreement(pairs: Iterable[tuple[Measured, Measured]]) -> Agreement:
 
 
 def agree(a: Measured, b: Measured) -> bool:
-    """Whether two runs' ratios differ by no more than the combined 95% intervals."""
+    """Whether two ratios differ by no more than the combined 95% intervals."""
     low, high = sorted((a, b), key=lambda each: each.log)
     return high.log - low.log <= (low.up**2 + high.down**2) ** 0.5
 
 
 def agree_with(figure: str, deviation: float, a: Measured, b: Measured) -> bool:
-    """Whether two runs' ratios agree where figures have this deviation from run to run.
+    """Whether two ratios agree if figures have this deviation between runs.
 
-    Of times: whether the interval of their change leaves 1 in, as `compare` has it.
+    For times: whether the interval of their change contains 1, as `compare` computes it.
     """
     if figure == TIME:
         sd, freedom = summed([a.within, b.within, (2 * deviation**2, BETWEEN_FREEDOM)])
@@ -222,7 +222,7 @@ def _verdicts(a: str, b: str) -> str:
 
 
 class Run(Struct, frozen=True):
-    """A run: its name, when it started, its machine, how many ratios it has."""
+    """A run: its name, start, machine, and number of ratios."""
 
     name: str
     started: str
@@ -231,7 +231,7 @@ class Run(Struct, frozen=True):
 
 
 class Pair(Struct, frozen=True):
-    """Two runs by their names, and how their ratios of times agree."""
+    """Two runs by name, and how their ratios of times agree."""
 
     a: str
     b: str
@@ -241,8 +241,8 @@ class Pair(Struct, frozen=True):
 class Group(Struct, frozen=True):
     """Ratios of a kind in all pairs of runs of one class.
 
-    `within`: the median, over ratios, of the deviation of a logarithm that the noise within a run
-    lets expect; `between`: of what it has from run to run.
+    Medians over ratios of the deviation of a logarithm: `within`, expected from the noise within a
+    run; `between`, additional from run to run.
     """
 
     name: str
@@ -252,9 +252,9 @@ class Group(Struct, frozen=True):
 
 
 class Change(Struct, frozen=True):
-    """A kind that is measured in another way from a run on, by a commit whose first line is `what`.
+    """A kind that a commit measures differently, from a run on; `what`: the commit's first line.
 
-    Runs before are not compared in it with runs after.
+    Runs before and after are not compared in it.
     """
 
     kind: str
@@ -273,7 +273,7 @@ class Judged(Struct, frozen=True):
 
 
 class Half(Struct, frozen=True):
-    """Deviations that the runs `of` give, judged `by` the other ones."""
+    """Deviations from the runs `of`, judged `by` the other runs."""
 
     of: list[str]
     by: list[str]
@@ -281,11 +281,11 @@ class Half(Struct, frozen=True):
 
 
 class Reproduced(Struct, frozen=True):
-    """How runs agree: `runs` of one class, in the order of time, and those of `others`.
+    """How runs agree: `runs` of one class in the order of time, and those of `others`.
 
-    `deviations`: by figure, the sd of its logarithm from run to run that all runs give (of times
-    that of their ratio's); `halves`: what every second run gives. `opposite`: which ratios have
-    opposite verdicts, and in how many pairs of runs.
+    `deviations`: by figure, the sd of its logarithm between runs, from all runs (for times, of
+    their ratio); `halves`: from every second run. `opposite`: ratios with opposite verdicts, and in
+    how many pairs of runs.
     """
 
     runs: list[Run]
@@ -303,9 +303,9 @@ class Reproduced(Struct, frozen=True):
 
 
 def reproduced(records: dict[str, Record], changed: list[Change]) -> Reproduced:
-    """How records agree, by their names. ValueError where fewer than two are of one class.
+    """How records agree, by their names. ValueError if fewer than two are of one class.
 
-    Every figure is derived anew from what was measured, so that all are judged by one rule.
+    Every figure is derived again from the measurements, so that all are judged by one rule.
     """
     for change in changed:
         if change.kind not in KINDS or change.run not in records:
@@ -342,26 +342,27 @@ def reproduced(records: dict[str, Record], changed: list[Change]) -> Reproduced:
 
 @dataclass(frozen=True)
 class Ratios:
-    """What runs have, in the order of time, and from which on a kind is measured in another way."""
+    """The ratios of runs in the order of time, and the changes of how a kind is measured."""
 
     runs: dict[str, dict[Key, Measured]]
     changed: list[Change]
 
     def shared(self, a: str, b: str) -> Both:
-        """The ratios that both runs have and measured in one way."""
+        """The ratios that both runs have and measured in the same way."""
         ways = {kind: self._way(kind, a) == self._way(kind, b) for kind in KINDS}
         a_has, b_has = self.runs[a], self.runs[b]
         return {key: (a_has[key], b_has[key]) for key in a_has if key in b_has and ways[key[0]]}
 
     def pairs(self, names: list[str]) -> dict[tuple[str, str], Both]:
-        """What each two of these runs share, but for those that share nothing."""
+        """What any two of these runs share, except those that share nothing."""
         every = {pair: self.shared(*pair) for pair in combinations(names, 2)}
         return {pair: both for pair, both in every.items() if both}
 
     def deviations(self, names: list[str]) -> dict[str, float]:
-        """By figure, the sd of its logarithm from run to run beyond the noise within, by moments.
+        """By figure, the sd of its logarithm between runs beyond the noise within, by moments.
 
-        Of each two runs the mean over their ratios, and of these the median: so no one run decides.
+        For two runs it is the mean over their ratios, and over pairs the median, so that no run
+        decides alone.
         """
         beyond: dict[str, list[float]] = {}
         for both in self.pairs(names).values():
@@ -376,7 +377,7 @@ class Ratios:
         return {f: (v if f == TIME else v / 2) ** 0.5 for f, v in of_ratios.items()}
 
     def judged(self, of: list[str], by: list[str]) -> Half:
-        """What some runs give, judged by others."""
+        """The result of some runs, judged by others."""
         given, pairs = self.deviations(of), list(self.pairs(by).values())
         kinds = []
         for kind, (_, figure) in KINDS.items():
@@ -448,9 +449,9 @@ def _group(name: str, whole: dict[tuple[str, str], Both], chosen) -> Group:
 
 
 def read(given: str) -> tuple[str, Record]:
-    """A run's name and its record: of a path, or of the docs/results.json of a revision.
+    """A run's name and its record, from a path or from docs/results.json of a revision.
 
-    Raises ValueError with one line where it is neither.
+    Raises ValueError with one line if it is neither.
     """
     path = Path(given)
     if path.exists():
@@ -466,7 +467,7 @@ def read(given: str) -> tuple[str, Record]:
 
 
 def of_revision(revision: str) -> bytes | None:
-    """The docs/results.json of a revision, which may be a link; None where there is none."""
+    """The docs/results.json of a revision, which may be a link; None if there is none."""
     command = ["git", "-C", str(ROOT), "cat-file", "--batch", "--follow-symlinks"]
     asked = f"{revision}:docs/results.json\n".encode()
     try:
@@ -478,7 +479,7 @@ def of_revision(revision: str) -> bytes | None:
 
 
 def change(given: str) -> Change:
-    """What KIND:RUN:COMMIT says; ValueError, with one line, where it does not or git knows none."""
+    """The meaning of KIND:RUN:COMMIT; ValueError with one line if it is wrong or git knows none."""
     kind, _, rest = given.partition(":")
     run, _, commit = rest.partition(":")
     command = ["git", "-C", str(ROOT), "log", "-1", "--format=%s", "--end-of-options", commit, "--"]

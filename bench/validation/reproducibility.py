@@ -1,6 +1,6 @@
-"""What `twinbench validate reproduce` says: in the terminal, and as docs/reproducibility.md.
+"""The result of `twinbench validate reproduce`, in the terminal and as docs/reproducibility.md.
 
-The page is made from docs/reproducibility.json, which holds the result and not the runs.
+The page is made from docs/reproducibility.json, which has the result and not the runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HEADS = ("ratios", "agree", "same verdict", "lost", "otherwise", "opposite")
 
 
 def read() -> Reproduced:
-    """What docs/reproducibility.json holds; ValueError, with one line, where it is not sound."""
+    """The content of docs/reproducibility.json; ValueError with one line if it is wrong."""
     try:
         return msgspec.json.decode(RECORD.read_bytes(), type=Reproduced)
     except msgspec.ValidationError as error:
@@ -35,12 +35,12 @@ def read() -> Reproduced:
 
 
 def encode(made: Reproduced) -> str:
-    """The record as a file, with a line for each entry."""
+    """The record as JSON, with one line per entry."""
     return msgspec.json.format(msgspec.json.encode(made), indent=1).decode() + "\n"
 
 
 def put(made: Reproduced, *, check: bool) -> int:
-    """Write the record and its page; to `check` them, tell whether they are those."""
+    """Write the record and its page; with `check`, only tell whether they are up to date."""
     texts = {RECORD: encode(made), PAGE: page(made)}
     if check:
         others = [str(p) for p, t in texts.items() if not p.exists() or p.read_text("utf-8") != t]
@@ -52,7 +52,7 @@ def put(made: Reproduced, *, check: bool) -> int:
 
 
 def page(made: Reproduced) -> str:
-    """The page, from the record alone."""
+    """The page, from the record only."""
     return tables.render("reproducibility.md.j2", **_facts(made))
 
 

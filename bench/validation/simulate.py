@@ -1,6 +1,6 @@
-"""Runs, simulated from recorded noise: what their intervals cover, find and say falsely.
+"""Simulates runs with recorded noise: what intervals cover, and which verdicts are right or wrong.
 
-And rows that lose accuracy: how large a loss has to be before their seeds show it.
+It also simulates rows that lose accuracy: how large a loss must be before their seeds show it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOSSES = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # of a row's metric, in margins of its
 
 @dataclass
 class Outcome:
-    """What was said of contenders of one true ratio."""
+    """The verdicts on contenders of one true ratio."""
 
     covered: int = 0
     blocks: int = 0
@@ -40,12 +40,12 @@ class Outcome:
         self.verdicts.append(result.verdict)
 
     def share(self, *verdicts: str) -> float:
-        """How often one of these was said."""
+        """How often one of these verdicts was reached."""
         return sum(verdict in verdicts for verdict in self.verdicts) / len(self.verdicts)
 
 
 def play(noise: np.ndarray, truths: Sequence[float], looks: Looks) -> list[Ratio]:
-    """One run: `noise` by block and contender; whoever is decided at a look leaves."""
+    """One run: `noise` by block and contender; decided contenders leave at a look."""
     names = [str(number) for number in range(len(truths))]
     pairs = [Pair(name, BASE) for name in names]
     blocks: list[dict[str, float]] = []
@@ -62,9 +62,9 @@ def play(noise: np.ndarray, truths: Sequence[float], looks: Looks) -> list[Ratio
 def simulate(
     noise: Sequence[float], seed: int, works: int = WORKS, *, looks: Looks = EFFORT["default"].looks
 ) -> dict[float, Outcome]:
-    """What is said of each true ratio where the log ratios of a block scatter as `noise` does.
+    """The verdicts for each true ratio if log ratios of a block scatter like `noise`.
 
-    By default runs, or by those that end by `looks`.
+    `looks`: of the runs; by default those of a default run.
     """
     count = looks[-1] if looks else EFFORT["default"].blocks
     random, outcomes = np.random.default_rng(seed), {truth: Outcome() for truth in TRUTHS}
@@ -101,7 +101,7 @@ def summary(noise: Sequence[float], outcomes: dict[float, Outcome]) -> str:
 
 
 def shares(name: str, outcomes: dict[float, Outcome]) -> list[dict]:
-    """For each true ratio how often it is told apart, found equivalent, and covered."""
+    """For each true ratio, how often it is told apart, found equivalent, and covered."""
     rows = []
     for truth, outcome in outcomes.items():
         count = len(outcome.verdicts)
@@ -117,7 +117,7 @@ def shares(name: str, outcomes: dict[float, Outcome]) -> list[dict]:
 def losses(
     task: str, noise: Sequence[float], seeds: int, seed: int, works: int = WORKS
 ) -> list[dict]:
-    """For each true loss how often rows that are trained with so many seeds show or deny it.
+    """For each true loss, how often rows trained with so many seeds show or deny it.
 
     noise: how a row's differences scatter over seeds, in margins of its task.
     """
@@ -140,7 +140,7 @@ def losses(
 
 
 def losses_summary(rows: list[dict]) -> str:
-    """Each task's coverage, errors and power in a few lines; a loss in margins of its task."""
+    """Coverage, errors and power for each task in a few lines; losses in margins of the task."""
     lines = []
     for row in rows:
         if row["lost"] == LOSSES[0]:

@@ -1,5 +1,5 @@
-"""Why one of two programs takes longer: the difference of their steps, by layer and by kind.
+"""Why one of two programs takes longer: their difference by layer and by kind of work.
 
-`command` is `twinbench why`; `side` measures a program in a process of its framework;
-`difference` compares two; `causes` says what stands out, and `experiments` tests it.
+`command` is `twinbench why`; `side` measures a program in a process of its framework; `difference`
+compares two; `causes` names the main causes, and `experiments` tests them.
 """

@@ -1,7 +1,7 @@
-"""What a difference comes from: the kinds of work that make most of it, with what is known of them.
+"""The causes of a difference: the kinds of work that make most of it, with what is known of them.
 
-A cause is measured where the seconds themselves show it, such as page faults. It is tested where an
-experiment bears it out, and called a guess where that does not, or where there is none.
+A cause is measured if the seconds themselves show it, such as page faults. It is tested if an
+experiment confirms it. Otherwise it is called a guess.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ IN_WORDS = {
 
 @dataclass(frozen=True)
 class Cause:
-    """A part of the difference. seconds: of a step, positive where `a` spends more.
+    """A part of the difference. seconds: per step, positive if `a` spends more.
 
     kind: of `measured.KINDS`, or "threads" and "denormals", which slow all kinds. words: what is
-    slower, and why as far as it is known. status: see above. evidence: what an experiment showed.
+    slower, and why, as far as known. status: see above. evidence: the result of an experiment.
     """
 
     kind: str
@@ -62,12 +62,12 @@ class Cause:
     layers: tuple[str, ...] = ()
 
     def judged(self, borne_out: bool, evidence: str) -> Cause:
-        """After an experiment."""
+        """The cause after an experiment."""
         return replace(self, status=TESTED if borne_out else GUESS, evidence=evidence)
 
 
 def causes(difference: Difference) -> list[Cause]:
-    """What makes most of the difference, the largest first; nothing of one that is noise."""
+    """What makes most of the difference, the largest first; nothing if the difference is noise."""
     if difference.is_noise:
         return []
     whole = _of_all(difference)

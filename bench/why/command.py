@@ -175,7 +175,7 @@ def _with_profilers(difference: Difference) -> str:
 
 
 def of_why(record: Record, one: Why) -> list[str]:
-    """The sentence and the table of what a record keeps."""
+    """The sentence and the table that a record keeps."""
     lines = [f"{causes.heading(record, one)}: {one.sentence}."]
     lines += [f"  {told}" for told in (causes.agreement(record, one), *causes.evidence(one))]
     lines.append(f"  {'kind of work':40}{_short(one.names[0])}{_short(one.names[1])}{'more':>13}")
@@ -231,7 +231,7 @@ def _products(difference: Difference) -> list[str]:
 
 
 def as_json(difference: Difference, named: list[Cause]) -> dict:
-    """The same for other programs."""
+    """The same as plain data."""
     return {
         "sentence": sentence(difference, named),
         "seconds": difference.seconds,

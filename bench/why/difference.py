@@ -1,8 +1,8 @@
-"""The difference of two sides, in seconds of a step: by kind of work, and by layer.
+"""The difference of two steps in seconds, by kind of work and by layer.
 
-Layers of other names belong together by their weights: see `partners`. A layer that one side alone
-has counts for the nearest around it that both have, by its name: `block0.gelu` for `block0`. What
-`a` spends more than `b` is positive.
+Layers with different names are paired by their weights: see `partners`. A layer that only one side
+has counts for the nearest enclosing one that both have: `block0.gelu` counts for `block0`. Positive
+means that `a` spends more than `b`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FARTHEST = 50.0  # a logarithm of a ratio
 
 @dataclass(frozen=True)
 class Line:
-    """What both spend on one thing, in seconds a step."""
+    """What both spend on one thing, in seconds per step."""
 
     what: str
     a: float
@@ -40,7 +40,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two steps. interval: of the difference, by the rounds, which took turns."""
+    """The difference of two steps. interval: over rounds, in which the two took turns."""
 
     a: m.Side
     b: m.Side
@@ -50,18 +50,18 @@ class Difference:
 
     @property
     def unpaired(self) -> tuple[list[str], list[str]]:
-        """The layers with weights that the other side has not."""
+        """The layers with weights that the other side lacks."""
         a, b = self.a.layers, self.b.layers
         return _alone(a, b), _alone(b, a)
 
     @property
     def seconds(self) -> float:
-        """What a step of `a` takes more than one of `b`."""
+        """By how much a step of `a` is longer than one of `b`."""
         return self.a.step - self.b.step
 
     @property
     def profiled(self) -> float:
-        """What it takes more with both profilers on."""
+        """The same with both profilers on."""
         return self.a.profiled - self.b.profiled
 
     @property
@@ -96,10 +96,10 @@ def compare(a: m.Side, b: m.Side) -> Difference:
 
 
 def partners(ours: dict[str, list[int]], theirs: dict[str, list[int]]) -> dict[str, str]:
-    """The layers of `theirs` that have another name in `ours`, and that name.
+    """Layers of `theirs` that have another name in `ours`, with that name.
 
-    Of layers with weights that only one side has: by the name without punctuation, then in their
-    order where both have as many layers whose first weight has the same lengths.
+    Layers with weights that only one side has are matched by name without punctuation. If both have
+    as many layers left whose first weights have the same lengths, they are matched in order.
     """
     known = {}
     plain = {_plain(name): name for name in _alone(ours, theirs)}
@@ -162,7 +162,7 @@ def _layer(both: Difference, side: m.Side, piece: m.Piece) -> str:
 
 
 def common(layer: str, ours: Iterable[str], others: Iterable[str]) -> str:
-    """The nearest name around a layer that both sides have; its own where they share none."""
+    """The nearest enclosing layer that both sides have; the layer's name if there is none."""
     known = _with_prefixes(others) & _with_prefixes(ours)
     if not known:
         return layer

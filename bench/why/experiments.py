@@ -1,10 +1,10 @@
-"""Experiments that decide whether a cause is one.
+"""Experiments that test whether a cause is real.
 
-Those of `tested` need no new process: products, convolutions and attention by themselves, and a
-step on one thread. The others start both sides again with one condition changed: oneDNN switched on
-where TensorFlow leaves it off, and in `thorough` as many threads, the allocator as installed, fewer
-instructions. A cause is borne out where the difference that it should make is made: half of it at
-least.
+Those of `tested` need no new process: matrix products, convolutions and attention computed
+separately, and a step on one thread. The others start both sides again with one condition changed:
+oneDNN switched on where TensorFlow leaves it off, and in `thorough` equal threads, the installed
+allocator, or fewer instructions. A cause is confirmed if the experiment makes at least half of the
+difference that it should.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ Compute = Callable[..., float]  # (what, single=...) -> seconds
 
 
 def alone(cause: Cause, difference: Difference, a: Compute, b: Compute) -> Cause:
-    """Whether the shapes by themselves differ as they do in the step.
+    """Whether the shapes computed separately differ as they do in the step.
 
-    a, b: seconds of a shape by itself in the process of either side, on one thread or on all.
+    a, b: seconds of each shape in either side's process, on one thread or on all.
     """
     sums = [
         [_by_themselves(side, cause.kind, compute, single) for single in (False, True)]
@@ -114,7 +114,7 @@ def _of_attention(one: m.Product, side: m.Side) -> tuple[float, tuple[int, ...]]
 def on_one_thread(
     cause: Cause, difference: Difference, a: Callable[[], float], b: Callable[[], float]
 ) -> Cause:
-    """Whether waiting goes where there is one thread, and so nothing to wait for."""
+    """Whether waiting disappears on one thread, where there is nothing to wait for."""
     gap = a() - b()
     borne = abs(gap) <= HALF * abs(difference.seconds) or gap * difference.seconds < 0
     told = f"on one thread, the difference is {milliseconds(gap)} ms"
@@ -122,7 +122,7 @@ def on_one_thread(
 
 
 def with_onednn(named: list[Cause], difference: Difference, a: Request, b: Request) -> list[Cause]:
-    """The causes after steps in which a slower side that computes without oneDNN has it."""
+    """The causes after steps with oneDNN, for a slower side that computes without it."""
     slower = difference.a if difference.seconds > 0 else difference.b
     parts = [one for one in named if one.kind in COMPUTED and one.seconds * difference.seconds > 0]
     if slower.facts.onednn or slower.framework != "tf" or not parts:
@@ -163,7 +163,7 @@ def _goes(cause: Cause, difference: Difference, gap: float, words: str) -> Cause
 
 
 def gap_of(a: Request, b: Request) -> float:
-    """Seconds that a step of `a` takes more than one of `b`, in new processes."""
+    """By how many seconds a step of `a` is longer than one of `b`, in new processes."""
     with Running(a) as one, Running(b) as other:
         gaps = [one.round() - other.round() for _ in range(ROUNDS)]
     return median(gaps)

@@ -1,7 +1,10 @@
-"""Which library ran a product, from the lines that oneDNN and MKL print in their verbose modes.
+"""Which library computed a matrix product, by the verbose output of oneDNN and MKL.
 
-onednn_verbose,v1,primitive,exec,cpu,matmul,brg:avx2,undef,src:f32...,,,96x192:192x864,0.65
-MKL_VERBOSE SGEMM(N,T,64,256,64,...) 54.11us CNR:OFF ...
+
+    onednn_verbose,v1,primitive,exec,cpu,matmul,brg:avx2,undef,src:f32...,,,96x192:192x864,0.65
+    MKL_VERBOSE SGEMM(N,T,64,256,64,...) 54.11us CNR:OFF ...
+
+Other lines are ignored.
 """
 
 from __future__ import annotations
@@ -22,10 +25,10 @@ MKL, ONEDNN = "MKL", "oneDNN"
 
 @dataclass(frozen=True)
 class Calls:
-    """What libraries said. of: kind -> (m, k, n) in rising order -> library.
+    """What the libraries printed. of: kind -> (m, k, n) in rising order -> library.
 
-    `ANY` as a shape is the library of most of the time. reorders: the share of changes of layout
-    in the time of oneDNN's convolutions and these changes.
+    The shape `ANY` has the library of most of the time. reorders: the share of layout changes in
+    the time of oneDNN's convolutions and these changes.
     """
 
     of: dict[str, dict[tuple[int, ...], str]] = field(default_factory=dict)
@@ -33,7 +36,7 @@ class Calls:
 
 
 def read(lines: Iterable[str], alone: dict[tuple[int, ...], list[str]] | None = None) -> Calls:
-    """What the lines of some steps tell; `alone`: the lines of products computed by themselves."""
+    """The library calls in the lines of some steps; `alone`: lines of separate products."""
     lines = list(lines)
     seen: dict[str, dict[tuple[int, ...], Counter]] = defaultdict(lambda: defaultdict(Counter))
     for line in lines:
@@ -53,11 +56,11 @@ def read(lines: Iterable[str], alone: dict[tuple[int, ...], list[str]] | None = 
 
 
 def with_libraries(side: m.Side, known: Calls) -> m.Side:
-    """The side with the library of each of its products, and changes of layout as copies.
+    """The side with the library of each of its products, and with layout changes as copies.
 
-    A library is named where its verbose mode printed the product's shape, or anything while the
-    product was computed alone: TensorFlow divides large ones into blocks. Else it is not known:
-    Eigen and the frameworks' loops print nothing.
+    A library is named if it printed the product's shape, or anything while the product was computed
+    separately: TensorFlow splits large ones into blocks. Otherwise it is unknown, because Eigen and
+    the frameworks' loops print nothing.
     """
 
     def library(one: m.Product) -> str:

@@ -1,6 +1,6 @@
-"""What is measured of one side: its steps without the profiler, and what a step consists of.
+"""What is measured of one side: its steps without the profiler, and the parts of a step.
 
-All times are seconds a step. The kinds of work are those of `shared.step_events`.
+All times are seconds per step. The kinds of work are those of `shared.step_events`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from shared.step_events import (
 class Piece(Struct, frozen=True, kw_only=True):
     """A part of a step: what one layer spends on one kind of work in one phase.
 
-    layer: "" is what belongs to none. `calls`: operators a step. `names`: of those, the costliest
-    first.
+    layer: "" if none. `calls`: operators per step. `names`: of the costliest of those.
     """
 
     layer: str
@@ -38,11 +37,11 @@ class Piece(Struct, frozen=True, kw_only=True):
 
 
 class Product(Struct, frozen=True, kw_only=True):
-    """Calls of products or convolutions of one shape: seconds and operations of a step.
+    """Calls of matrix products or convolutions of one shape: seconds and operations per step.
 
-    shape: (m, k, n) of a product (m, k) @ (k, n); of a convolution or of fused attention as the
-    kits' `convolution_seconds` and `attention_seconds` have it; () where it is not known.
-    ran_by: the library that did, as its verbose mode says; "" where it does not.
+    shape: (m, k, n) of a product (m, k) @ (k, n); of a convolution or fused attention as in the
+    kits' `convolution_seconds` and `attention_seconds`; () if unknown. ran_by: the library by its
+    verbose output; "" if unknown.
     """
 
     kind: str
@@ -58,13 +57,12 @@ class Product(Struct, frozen=True, kw_only=True):
 class Facts(Struct, frozen=True, kw_only=True):
     """What is known of the process in its steps without the profiler.
 
-    threads: of its pool. cpu_s, system_s: CPU time a step, of all threads. delayed: seconds a step
-    in which threads were ready and had no processor, summed over them. `faults`: minor page faults
-    a step, each of `fault_s`. `graphs`: compiled or traced in a step. `compiling_s`: what steps
-    with such took longer than others. `denormal`: the share of denormal numbers in weights.
-    `flushed`: times a step took with denormals flushed to zero, over those without. `peaks`: the
-    machine's best products, operations a second by dtype. `onednn`: whether they may be
-    oneDNN's.
+    threads: of its pool. cpu_s, system_s: CPU time per step, of all threads. delayed: seconds per
+    step in which threads were ready but had no processor, summed over threads. `faults`: minor page
+    faults per step, of `fault_s` each. `graphs`: compiled or traced per step. `compiling_s`: how
+    much longer steps with these took. `denormal`: the share of denormal weights. `flushed`: time of
+    a step with denormals flushed to zero over that without. `peaks`: the machine's fastest
+    products, in operations per second by dtype. `onednn`: whether they may be oneDNN's.
     """
 
     threads: int
@@ -83,11 +81,11 @@ class Facts(Struct, frozen=True, kw_only=True):
 
 
 class Side(Struct, frozen=True, kw_only=True):
-    """One of two programs. rounds: mean seconds a step of each, without the profiler.
+    """One of two programs. rounds: mean seconds per step of each, without the profiler.
 
-    profiled: seconds a step with it. layers: the model's in their order, each with the lengths of
-    its first weight. trains: whether a step has gradients. pieces sum to the profiled step; `parts`
-    are scaled to what it is without the profiler.
+    profiled: seconds per step with it. layers: of the model in order, with the lengths of the first
+    weight. trains: whether a step has gradients. pieces: they add up to the profiled step. `parts`
+    are scaled to the step without the profiler.
     """
 
     name: str
@@ -102,26 +100,26 @@ class Side(Struct, frozen=True, kw_only=True):
 
     @property
     def step(self) -> float:
-        """Seconds a step, the median of the rounds."""
+        """Seconds per step, the median of the rounds."""
         return median(self.rounds)
 
     @property
     def profiler_cost(self) -> float:
-        """What the profiler added to a step, as a share of it; it may drown in noise."""
+        """What the profiler added to a step, as a share of it; it may be within noise."""
         return self.profiled / self.step - 1
 
     @property
     def scale(self) -> float:
-        """What a second of the profile stands for, without what is measured beside it."""
+        """The factor from profiled time to time without it, but for separate measurements."""
         beside = min(self.facts.compiling_s, self.step)
         whole = sum(piece.seconds for piece in self.pieces)
         return (self.step - beside) / whole if whole else 0.0
 
     def parts(self) -> list[Piece]:
-        """The pieces scaled to the step without the profiler; they sum to it.
+        """The pieces scaled to the step without the profiler; they add up to it.
 
-        What happens within operators is taken from these: seconds in which no thread had a
-        processor, and page faults, from those that write memory.
+        Time without a processor and time of page faults is subtracted from the operators in which
+        it occurs.
         """
         if not self.pieces:
             return [Piece(layer="", phase="", kind=REST, seconds=self.step)]
@@ -151,7 +149,7 @@ def _without(
 
 
 def scaled(piece: Piece, factor: float) -> Piece:
-    """The piece with so many times the seconds."""
+    """The piece with its seconds multiplied."""
     return replaced(piece, seconds=piece.seconds * factor)
 
 

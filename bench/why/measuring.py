@@ -1,6 +1,6 @@
-"""Measure a step in the process of its framework: rounds without the profiler, then with it.
+"""Measures a step in the process of its framework: rounds without the profiler, then with it.
 
-Nothing here imports a framework that the program does not.
+It imports no framework that the program does not.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ALONE_S = 0.3
 
 
 class Program:
-    """A step and its batches, in the process in which they run. impl: `pt_impl` or `tf_impl`.
+    """A step and its batches, in the process that runs them. impl: `pt_impl` or `tf_impl`.
 
     of_file: whether a file is run, in a runtime that the profiler does not see.
     """
@@ -62,7 +62,7 @@ class Program:
         self._warm = False
 
     def round(self) -> float:
-        """Take steps without the profiler; return their mean seconds."""
+        """Take steps without the profiler; returns their mean seconds."""
         if not self._warm:
             for _ in range(WARM_STEPS):
                 self._timed()
@@ -87,12 +87,12 @@ class Program:
         return self.rounds[-1]
 
     def take(self) -> None:
-        """One step that counts for nothing."""
+        """Take one step that is not counted."""
         self._timed()
         self._taken.pop()
 
     def alone(self) -> float:
-        """Seconds of the fastest of some steps that count for nothing."""
+        """Seconds of the fastest of some steps that are not counted."""
         before = len(self._taken)
         for _ in range(3):
             self._timed()
@@ -101,7 +101,7 @@ class Program:
         return seconds
 
     def side(self) -> m.Side:
-        """All that was measured, with a profile that is taken now."""
+        """All measurements, with a profile that is taken now."""
         count = max(
             2, min(MOST_PROFILED, math.ceil(PROFILED_ROUNDS * self.round_s / median(self.rounds)))
         )
@@ -129,9 +129,9 @@ class Program:
         train: bool = False,
         seconds: float = ALONE_S,
     ) -> float:
-        """Seconds of one product, convolution or attention: the fastest that fit into `seconds`.
+        """Seconds of one product, convolution or attention: the fastest that fits into `seconds`.
 
-        train: with its gradients; a product never has them. shape: see `measured.Product`.
+        train: with its gradients; never for a product. shape: see `measured.Product`.
         """
         if kind == kinds.PRODUCTS:
             rows, inner, columns = shape
@@ -224,7 +224,7 @@ def _delays() -> dict[str, float]:
 
 
 def seconds_of_a_fault() -> float:
-    """What the first touch of a page of memory costs, the median of some."""
+    """The cost of the first access to a page of memory, as the median of some."""
     page, costs = mmap.PAGESIZE, []
     for _ in range(3):
         with contextlib.closing(mmap.mmap(-1, PAGES * page)) as memory:

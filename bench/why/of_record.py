@@ -1,4 +1,4 @@
-"""The causes beside a record's headline ratios, which are measured after its run and kept in it."""
+"""Causes of a record's main ratios, measured after its run and kept in it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,7 @@ Pair = tuple[Case, Case]
 
 
 def headline(record: Record) -> list[Pair]:
-    """The pairs whose times the answer tells apart: both frameworks' rows, a row and its baseline.
-
-    Those of both frameworks first.
-    """
+    """The pairs whose times can be told apart: first across frameworks, then with baselines."""
     timed = [
         answer
         for answer in answers(record)
@@ -52,7 +49,7 @@ def headline(record: Record) -> list[Pair]:
 
 
 def check_machine(record: Record) -> None:
-    """Raise ValueError where the record is of another class of machine than this."""
+    """Raise ValueError if the record is from another class of machine."""
     here = machine.describe(usable_threads())
     theirs = record.environment
     theirs = theirs.but(products={}, peak_flops=None, bandwidth=None, chain=None, gpu=here.gpu)
@@ -67,9 +64,9 @@ def with_causes(
     seconds: float,
     say: Callable[[str], None] = pairs.say,
 ) -> Iterator[Record]:
-    """The record after each of its headline pairs whose causes fit into so many seconds.
+    """The record after each main pair whose causes fit into so many seconds.
 
-    Those that it has stay. A pair whose difference now has another sign has none.
+    Causes that it has are kept. A pair whose difference now has another sign gets none.
     """
     end = time.monotonic() + seconds
     known = {(one.numerator, one.denominator): one for one in record.why}
@@ -120,7 +117,7 @@ def _doubt(difference: Difference, a: Case, b: Case) -> str:
 
 
 def of_difference(a: str, b: str, difference: Difference, causes: Iterable[Cause]) -> Why:
-    """What is kept of a difference. a, b: the ids of the cases."""
+    """What the record keeps of a difference. a, b: the ids of the cases."""
     causes = list(causes)
     return Why(
         numerator=a,
@@ -146,9 +143,9 @@ def of_difference(a: str, b: str, difference: Difference, causes: Iterable[Cause
 def of_a_file(
     record: Record, cases: dict[str, Plan], data: str, seconds: float, say: Callable[[str], None]
 ) -> Record:
-    """The record of a user's file with causes: of both frameworks' best rows, and of the best.
+    """The record of a user's file with causes: for both frameworks' best rows, and for the best.
 
-    cases: by id. data: the folder of what was prepared of the file.
+    cases: by id. data: the folder of the prepared file.
     """
 
     def request(case: Case, name: str) -> Request:
@@ -160,7 +157,7 @@ def of_a_file(
 
 
 def of_suite(folder: Path) -> Callable[[Case, str], Request]:
-    """What runs a case of the suite. folder: where data are."""
+    """A function that makes the request for a case of the suite. folder: where data are."""
     every = techniques()
 
     def request(case: Case, name: str) -> Request:

@@ -1,4 +1,4 @@
-"""Which two programs are compared, and their measuring."""
+"""Chooses the two programs to compare, and measures them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Say = Callable[[str], None]
 
 
 def asked(given: Namespace, folder: Path) -> tuple[Request, Request]:
-    """What either side runs, by the options. Raises ValueError for names that there are not."""
+    """What each side runs, by the options. Raises ValueError for unknown names."""
     every = techniques()
     name = given.technique or "baseline"
     if name not in every:
@@ -93,7 +93,7 @@ def _variants(technique: Technique, name: str | None, sides: list[str]) -> list[
 
 
 def case_of(technique: Technique, variant: Variant, side: str, work: Workload) -> Case:
-    """A row in a framework. Raises ValueError where it is not for that."""
+    """A row in a framework. Raises ValueError if it does not exist there."""
     if side not in variant.frameworks:
         raise ValueError(f"{variant.name} of {technique.name} is not for {side}")
     module = f"bench.{technique.family}.bench_{technique.name}"
@@ -103,7 +103,7 @@ def case_of(technique: Technique, variant: Variant, side: str, work: Workload) -
 
 
 def request(case: Case, name: str, data: str, size: int) -> Request:
-    """What a process runs. data: the folder of the task's data. size: samples a step."""
+    """What a process runs. data: the folder of the task's data. size: samples per step."""
     return Request(
         name=name,
         framework=case.framework,
@@ -134,7 +134,7 @@ def _work(given: Namespace, folder: Path) -> tuple[str, str, list[str], int]:
 
 
 def say(what: str) -> None:
-    """To standard error."""
+    """Print to standard error."""
     print(f"{what} ...", file=sys.stderr, flush=True)
 
 
@@ -148,7 +148,7 @@ def explained(
 ) -> tuple[Difference, list[Cause]]:
     """The difference of two sides, and its causes after the experiments.
 
-    thorough: also those in new processes. seconds: at most; raises ValueError after these.
+    thorough: also experiments in new processes. seconds: limit; raises ValueError after it.
     """
     end = None if seconds is None else time.monotonic() + seconds
     watch = machine.Watch()

@@ -1,7 +1,7 @@
-"""A side in a process of its own: `python -m bench.why.side` answers requests, a line of JSON each.
+"""A side in a new process: `python -m bench.why.side` answers requests, one line of JSON each.
 
-What the framework and its libraries print goes to standard error, or to a file that is read for
-the verbose lines of oneDNN and MKL. `Running` is such a process as the command sees it.
+Output of the framework and its libraries goes to standard error, or to a file that is read for the
+verbose lines of oneDNN and MKL. `Running` is the process as the command sees it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Alone(msgspec.Struct, frozen=True, kw_only=True):
-    """What is computed by itself, see `measuring.Program.compute`."""
+    """What is computed separately, see `measuring.Program.compute`."""
 
     kind: str
     shape: tuple[int, ...]
@@ -61,7 +61,7 @@ class Alone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Running:
-    """A process that measures; a context that ends it."""
+    """A measuring process; a context that ends it."""
 
     def __init__(
         self, request: Request, log: Path | None = None, seconds: float | None = None
@@ -108,21 +108,21 @@ class Running:
         self._open.close()
 
     def wait(self) -> None:
-        """Until it has built its step. Raises ValueError with the reason where it can't."""
+        """Wait until it has built its step. Raises ValueError with the reason if it can't."""
         if not self.ready:
             self._answer()
             self.ready = True
 
     def round(self) -> float:
-        """Seconds a step of a round of steps."""
+        """Seconds per step of a round of steps."""
         return self._ask("round")
 
     def side(self) -> Side:
-        """What was measured, and a profile."""
+        """All measurements, and a profile."""
         return msgspec.convert(self._ask("side"), Side)
 
     def compute(self, one: Alone, *, single: bool) -> float:
-        """Seconds of a product, a convolution or attention by itself, on one thread or on all."""
+        """Seconds of a separate product, convolution or attention, on one thread or on all."""
         return self._ask("compute", single=single, **msgspec.to_builtins(one))
 
     def single(self) -> float:
@@ -130,7 +130,7 @@ class Running:
         return self._ask("single")
 
     def verbose(self, shapes: list[Shape]) -> None:
-        """Take steps whose library calls the log shows, then products of these shapes."""
+        """Take steps that log library calls, then products of these shapes."""
         self._ask("verbose", shapes=shapes)
 
     def _ask(self, what: str, **given: object) -> Any:
@@ -167,10 +167,10 @@ class Running:
 def with_libraries(
     pair: tuple[Request, Request], sides: list[Side], seconds: float | None = None
 ) -> list[Side]:
-    """The sides with the library of each product, as oneDNN's and MKL's verbose modes tell it.
+    """The sides with the library of each product, by the verbose output of oneDNN and MKL.
 
-    In new processes, since each line that a library prints takes time. seconds: at most. A side
-    without products stays as it is: OpenVINO computes nothing right in oneDNN's verbose mode.
+    This needs new processes, since printing takes time. seconds: limit. A side without products is
+    unchanged: OpenVINO computes wrong results in oneDNN's verbose mode.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -202,7 +202,7 @@ def _shapes(side: Side) -> list[Shape]:
 
 
 def main() -> None:
-    """Build what is asked for and answer until nobody asks."""
+    """Build the program, and answer requests until the input ends."""
     machine.end_with_parent()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what others print

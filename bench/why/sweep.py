@@ -1,7 +1,7 @@
-"""From a profiler's events to the pieces of a step that passed.
+"""From a profiler's events to the pieces of a step.
 
-Operators nest: a moment belongs to the innermost. Where threads compute at the same time they
-share the moment. So the pieces of a step sum to it, as the profiler saw it.
+Operators nest: a moment belongs to the innermost. Threads that compute at the same time share it.
+So the pieces add up to the step as the profiler saw it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Segment = tuple[float, float, Event]
 
 @dataclass
 class Swept:
-    """Seconds and calls, a step, of all that was seen."""
+    """Seconds and calls per step of everything seen."""
 
     pieces: list[m.Piece]
     products: list[m.Product]
@@ -29,7 +29,7 @@ class Swept:
 def sweep(events: list[Event], steps: list[tuple[Event, Event]], taken: list[Taken]) -> Swept:
     """The pieces of the marked steps. steps: the marks of (waiting, step).
 
-    taken: the same steps by the process's own clocks.
+    taken: the same steps by the process's clocks.
     """
     seconds, gaps = Counter(), Counter()
     segments = sorted(_innermost(events), key=lambda one: one[0])
@@ -54,7 +54,7 @@ def sweep(events: list[Event], steps: list[tuple[Event, Event]], taken: list[Tak
 
 
 def without_profiler(pieces: list[m.Piece], plain: float, profiled: float) -> list[m.Piece]:
-    """The pieces without what recording cost: of each what its events took, at most half of it."""
+    """The pieces without the cost of recording: that of their events, at most half of a piece."""
     added, events = max(0.0, profiled - plain), sum(piece.calls for piece in pieces)
     each = min(EVENT, added / events) if events else 0.0
     lost = ((one, min(one.seconds / 2, each * one.calls)) for one in pieces)

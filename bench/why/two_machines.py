@@ -1,8 +1,8 @@
-"""What turns between the records of two machines, by the rate at which whole steps compute.
+"""What changes between the records of two machines, by the rate at which whole steps compute.
 
-A record has no tables of kinds or layers. It has each step's arithmetic and time, and the best
-product of the machine. So what is said here is a guess: which side used less of what one of the
-machines can do more.
+A record has no tables by kind or layer. It has each step's arithmetic and time, and the machine's
+fastest product. So the answer is a guess: which side uses less of what one of the machines does
+better.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ LEAST = 0.1  # of a rate's growth by which the sides differ, for a guess to name
 
 @dataclass(frozen=True)
 class Turned:
-    """Twins whose ratio differs between machines. rates: FLOP/s of (PyTorch, TensorFlow) on both.
+    """Two rows whose ratio differs between machines. rates: FLOP/s of (PyTorch, TensorFlow).
 
-    shares: the same of each machine's best product in float32.
+    shares: the same over each machine's fastest float32 product.
     """
 
     title: str
@@ -37,7 +37,7 @@ class Turned:
 
 
 def turned(first: Record, second: Record) -> list[Turned]:
-    """The plain twins whose intervals of the ratio do not meet, the farthest first."""
+    """Plain pairs whose intervals of the ratio do not overlap, the most different first."""
     both = [_twins(record) for record in (first, second)]
     made = []
     for name in both[0].keys() & both[1].keys():
