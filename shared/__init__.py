@@ -1,1 +1,1 @@
-"""What both frameworks share: specs, data and weights, in NumPy alone."""
+"""What both frameworks share: specs, data and weights, in NumPy."""

@@ -109,7 +109,7 @@ def _next_size(trials: list[Trial], budget: int, maximum: int) -> int | None:
     known = [t for t in trials if t.peak_bytes is not None and t.batch_size <= 2 * low]
     measured = sorted((t.batch_size, t.peak_bytes) for t in known)
     size, peak = measured[-1]
-    # The other end of the line is well away, since neighbours differ by noise alone.
+    # The other end of the line is well away, since neighbours differ only by noise.
     base, least = [point for point in measured if point[0] <= max(1, size // 2)][-1]
     if peak - least < (budget - first.peak_bytes) / 20:  # too flat to tell
         guess = max(16 * low, budget // max(1, first.peak_bytes))

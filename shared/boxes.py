@@ -29,8 +29,8 @@ RECALLS = np.linspace(0.0, 1.0, 101)
 class Boxes:
     """The boxes of one image.
 
-    corners: (k, 4), left, top, right and bottom; labels: (k,), classes; scores: (k,), of detections
-    alone.
+    corners: (k, 4), left, top, right and bottom; labels: (k,), classes; scores: (k,), only of
+    detections.
     """
 
     corners: np.ndarray

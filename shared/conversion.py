@@ -324,7 +324,7 @@ def crc32c(data: bytes) -> int:
 
 @cache
 def _crc_table() -> list[int]:
-    """What 16 bits do to the checksum. Eight bits alone do what they do as the upper half."""
+    """What 16 bits do to the checksum. Eight bits do what they do as the upper half."""
     table = np.arange(1 << 16, dtype=np.uint32)
     for _ in range(16):
         table = table >> 1 ^ np.where(table & 1, np.uint32(0x82F63B78), np.uint32(0))

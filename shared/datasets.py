@@ -249,7 +249,7 @@ SIDE = 24  # a digit's, in pixels
 
 
 def _make_domains(spec: DatasetSpec) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Digits on black, and the same digits over photos, in an order of their own.
+    """Digits on black, and the same digits over photos, in another order.
 
     No original digit and no pixel of a photo is both in what is trained on and in what is tested.
     """
@@ -314,7 +314,7 @@ SWAPPED = encode(ALPHABET.swapcase() + "\0")  # code -> that of the letter in th
 
 # Hidden text --------------------------------------------------------------------------------
 
-HIDDEN = len(ALPHABET) + 1  # the code in the place of a hidden character
+HIDDEN = len(ALPHABET) + 1  # the code in place of a hidden character
 ASKED = 0.15  # share of a row's places that are asked for
 SHOWN = 0.1  # share of those that stay as they are; as many get a character at random
 

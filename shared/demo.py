@@ -51,7 +51,7 @@ class Demo:
         return built(self.kit, self.task, learning_rate=learning_rate)
 
     def fit(self, step: Callable, *, epochs: int = 1, batch_size: int = 64, y=None) -> float:
-        """Train in the shared order; return milliseconds a step. y: in the place of the labels."""
+        """Train in the shared order; return milliseconds a step. y: in place of the labels."""
         x, labels = self.train
         start = time.perf_counter()
         y = labels if y is None else y

@@ -27,7 +27,7 @@ def run(find_bottleneck: Callable, train_step: Callable, about: str) -> None:
     given = parser.parse_args()
     find = partial(find_bottleneck, steps=given.steps, folder=given.folder)
     if given.what.endswith(".py"):
-        sys.path.insert(0, ".")  # of its own imports
+        sys.path.insert(0, ".")  # of its imports
         try:
             found = user_model.with_made(os.path.abspath(given.what), find)
         except user_model.BadFile as error:

@@ -69,7 +69,7 @@ class ImageForm:
 
 def draw(size: int, *, seed: int, epoch: int) -> np.ndarray:
     """The numbers of every row in one epoch, (size, DRAWS) float32."""
-    # A stream of its own: that of the order is [seed, epoch].
+    # Another stream: that of the order is [seed, epoch].
     numbers = np.random.default_rng([seed, epoch, 1]).random((size, DRAWS), dtype=np.float32)
     areas, ratios = numbers[:, :TRIES], numbers[:, TRIES : 2 * TRIES]
     low, high = map(math.log, RATIOS)

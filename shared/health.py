@@ -181,7 +181,7 @@ def run(kit: ModuleType, about: str | None) -> None:
     _say("without_onednn_s", kit.without_onednn())
     try:
         if given.file:
-            sys.path.insert(0, ".")  # of its own imports
+            sys.path.insert(0, ".")  # of its imports
             tell_of_file(kit, os.path.abspath(given.file), before)
     finally:  # last, since a dtype that the processor lacks takes long
         bfloat16 = kit.product(dtype="bfloat16", size=PRODUCT, seconds=PRODUCT_S)

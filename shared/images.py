@@ -11,7 +11,7 @@ What becomes of images that are not plain 8-bit RGB:
 - CMYK: (255 - C)(255 - K) / 255 for red, and likewise green and blue; colour profiles are ignored.
 - Animated GIF, WebP and PNG: the first frame.
 - EXIF orientation is ignored: the pixels come as they are stored. TensorFlow has no operator that
-  applies it, and a pipeline that turns images in one framework alone would not do the same work.
+  applies it, and a pipeline that turns images in only one framework would not do the same work.
 - The content decides, not the name: a PNG named .jpg is decoded. Only the formats in FORMATS are,
   whatever else Pillow knows, since some of those run other programs.
 - More than MAX_PIXELS pixels are refused before they are decoded: a small file can hold a huge one.

@@ -16,7 +16,7 @@ class LayerSearch:
     """What a search has seen.
 
     `names`: of the layers. `alone`: the error with one layer in integers and the others in float,
-    layer by layer; none where integers alone are good enough. `tried`: pairs of layers kept in
+    layer by layer; none where integers are good enough. `tried`: pairs of layers kept in
     float and the error then, from none on. `kept`: the last of these, numbers of layers.
     """
 

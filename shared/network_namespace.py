@@ -1,4 +1,4 @@
-"""A network of their own for processes: the loopback alone, which nobody outside can reach.
+"""A separate network for processes: only the loopback, which nobody outside can reach.
 
 For servers that listen on every interface and have no option for one. It is a network namespace of
 Linux, which root may make, and elsewhere every user where the system permits user namespaces. No
@@ -99,7 +99,7 @@ def _loopback_up() -> None:
 
 
 def _enter(net: int, user: int, command: list[str]) -> None:
-    """Become `command` in a network; in its user namespace first, where it has one of its own."""
+    """Become `command` in a network; in its user namespace first, where it has one."""
     own = os.stat("/proc/self/ns/user")
     if (own.st_dev, own.st_ino) != (os.fstat(user).st_dev, os.fstat(user).st_ino):
         _call("setns", user, _USER)

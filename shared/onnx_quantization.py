@@ -168,7 +168,7 @@ def replace(path, batches: Iterable[tuple[np.ndarray, ...]]) -> None:
 
 
 def open_session(path: Path, *, threads: int, profile: str = "") -> onnxruntime.InferenceSession:
-    """Open an ONNX file on the CPU, with a pool of `threads` of its own. Executes no code of it.
+    """Open an ONNX file on the CPU, with its own pool of `threads`. Executes no code of it.
 
     `profile`: start of the name of a file to profile into. Raises FileNotFoundError, and ValueError
     for a file that is cut or something else. A changed weight goes unnoticed: ONNX has no checksum.

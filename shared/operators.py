@@ -28,7 +28,7 @@ def onnx_operators(path, *, optimized: bool = False) -> dict[str, int]:
         if optimized:
             runtime = runtimes.package("onnxruntime", "onnxruntime")
             options = runtime.SessionOptions()
-            options.log_severity_level = 3  # it warns that what it writes fits this machine alone
+            options.log_severity_level = 3  # it warns that what it writes fits only this machine
             options.optimized_model_filepath = f"{folder}/optimized.onnx"
             runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
             path = options.optimized_model_filepath

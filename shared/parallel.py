@@ -103,7 +103,7 @@ class Run:
     replicas: of the model, which share each global batch. parts: devices that hold one replica
     together, as stages or shards. processes: 0 for as many as the framework has by itself.
     threads: of all devices together, 0 for all cores. checkpoint: a folder to save to every
-    `save_every` steps and at the end (0: at the end alone); a run goes on from the last one there.
+    `save_every` steps and at the end (0: only at the end); a run goes on from the last one there.
     timeout_s: how long a process waits for others.
     """
 
@@ -440,7 +440,7 @@ def run(
 ) -> None:
     """Run commands side by side, each with its environment, until all have ended well.
 
-    out_of_reach: in a network of their own, which has the loopback alone; a warning says where the
+    out_of_reach: in a separate network, which has only the loopback; a warning says where the
     system does not permit it. What they write to the temporary folder goes with them.
     Where one fails, or this is interrupted, the others and all that they started are ended first.
     Raises RuntimeError with the line in which a process said what was wrong, NotImplementedError
@@ -453,7 +453,7 @@ def run(
         try:
             for (command, environment), path in zip(commands, logs, strict=True):
                 with path.open("wb") as log:
-                    # A group of its own, so that what it starts can be ended with it.
+                    # Its own group, so that what it starts can be ended with it.
                     started.append(
                         subprocess.Popen(
                             network.command(command) if network else command,
@@ -475,7 +475,7 @@ def run(
 
 @contextlib.contextmanager
 def _network(wanted: bool) -> Iterator[network_namespace.Network | None]:
-    """The network of a run's processes, where they need one of their own and can have it."""
+    """The network of a run's processes, where they need a separate one and can have it."""
     with contextlib.ExitStack() as stack:
         network = None
         if wanted and others_reach(LOOPBACK):

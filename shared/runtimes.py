@@ -60,8 +60,8 @@ Wanted = list[tuple[str, str, list]]  # name, dtype and shape of each input; wha
 def load_onnx(path, *, threads: int, check: bool = True) -> Callable:
     """Load an ONNX file into ONNX Runtime on the CPU; `threads` are those of one operator.
 
-    check: let ONNX's own checker see the file first, which takes the package onnx; without it ONNX
-    Runtime's parser judges alone.
+    check: let ONNX's own checker see the file first, which takes the package onnx; without it only
+    ONNX Runtime's parser judges.
     """
     runtime = package("onnxruntime", "onnxruntime")
     if check:
@@ -103,7 +103,7 @@ def _onnx_predict(runtime: ModuleType, path, options, providers: list) -> Callab
     check_exists(path)
     try:
         session = runtime.InferenceSession(str(path), options, providers=providers)
-    except Exception as error:  # its errors share no class of their own
+    except Exception as error:  # its errors share no class
         raise ValueError(f"ONNX Runtime can't load {path}: {one_line(error)}") from error
     wanted = [(i.name, _onnx_dtype(i.type), i.shape) for i in session.get_inputs()]
     predict = predictor(

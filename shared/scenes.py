@@ -33,7 +33,7 @@ def split_originals(count: int, random: np.random.Generator) -> dict[str, np.nda
 def photo_parts() -> Splits:
     """Of each photo a part for each split, float32 (height, width, 3) in [0, 1].
 
-    Two photos are too few to give each split one of its own, so each is cut in two.
+    Two photos are too few to give each split its own, so each is cut in two.
     """
     from sklearn.datasets import load_sample_image
 

@@ -1,7 +1,7 @@
 """Folders for what a run writes beside its results: private, gone with it, swept if it was killed.
 
 A shared temporary folder holds files of other users. A scratch folder has a new name that nobody
-could foresee and is readable by its owner alone, so nothing that it holds is theirs. Its run keeps
+could foresee and is readable only by its owner, so nothing that it holds is theirs. Its run keeps
 it locked, and so do processes that it forks; the kernel lets go when the last of them ends, however
 it ended. What nobody holds any more is removed by the owner's next run.
 """
@@ -26,7 +26,7 @@ PREFIX = "twinbench-run-"
 
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
-    """An empty folder of this run alone, removed with all that it holds; sweeps before."""
+    """An empty folder of this run, removed with all that it holds; sweeps before."""
     sweep()
     path, lock = made()
     try:
@@ -45,7 +45,7 @@ def environment(path: Path) -> dict[str, str]:
 def made(place: Path | None = None, prefix: str = PREFIX) -> tuple[Path, int | None]:
     """A new folder in `place`, or in the temporary one, and the lock that holds it while open."""
     while True:
-        path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))  # readable by its owner alone
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))  # readable only by its owner
         if fcntl is None:
             return path, None
         # Until it is locked another run may sweep it, and holds the lock while it does.

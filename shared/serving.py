@@ -36,7 +36,7 @@ CONFIRMED = 2  # settings of a search that are measured again
 class Setting:
     """How a model is served: `processes`, requests `at_once` in each, and its pools' `threads`.
 
-    threads: 0 leaves the pools as they are installed. bind: each process has processors of its own.
+    threads: 0 leaves the pools as they are installed. bind: each process has its own processors.
     """
 
     processes: int = 1

@@ -79,7 +79,7 @@ class Shards:
 
     def order(self, *, seed: int, epoch: int) -> list[Shard]:
         """The shards in the order in which an epoch reads them."""
-        # A stream of its own: [seed, epoch] is that of `Epochs`, [seed, epoch, 1] that of `draw`.
+        # Another stream: [seed, epoch] is that of `Epochs`, [seed, epoch, 1] that of `draw`.
         order = np.random.default_rng([seed, epoch, 2]).permutation(len(self.shards))
         return [self.shards[number] for number in order]
 

@@ -223,7 +223,7 @@ class LossCheck:
 
 
 # What a task may be judged by -> whether more of it is better. "mAP": the mean of the average
-# precision over classes and ten overlaps from 0.5 to 0.95, in percent; "mAP50": at 0.5 alone.
+# precision over classes and ten overlaps from 0.5 to 0.95, in percent; "mAP50": at 0.5 only.
 METRICS = {"accuracy": True, "bits_per_character": False, "mAP": True, "mAP50": True}
 
 
@@ -383,7 +383,7 @@ TASKS: dict[str, Task] = {
         # Deep, so that activations outweigh everything else: for techniques that save memory.
         _text_task("text-gpt-deep", _LONG_TEXT, **_DEEP),
         # With dropout, as transformers are trained: attention then keeps its scores. Each framework
-        # draws masks of its own, so twins cannot be compared step by step.
+        # draws its own masks, so twins cannot be compared step by step.
         _text_task("text-gpt-dropout", _LONG_TEXT, **_DEEP, dropout=0.1),
         # Wide: about 10 million parameters, for techniques that work on parameters.
         _text_task(
@@ -420,7 +420,7 @@ TASKS: dict[str, Task] = {
             compute_batch=64,
             blocks=3,
         ),
-        # Photos that are really decoded: files, for input pipelines alone.
+        # Photos that are really decoded: files, only for input pipelines.
         Task(
             name="photos",
             dataset=DatasetSpec(
@@ -587,7 +587,7 @@ def _gpt_layers(spec: GPTSpec) -> list[Layer]:
 
 
 def forward_flops(spec: ModelSpec, batch_size: int) -> int | None:
-    """FLOPs of one forward pass: two per multiply-accumulate, convolutions and products alone.
+    """FLOPs of one forward pass: two per multiply-accumulate, of convolutions and products.
 
     None of a model whose layers are not described here.
     """

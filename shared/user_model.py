@@ -1,6 +1,6 @@
 """A user's own model: the file that holds it, and what is prepared of it for a run.
 
-The file is executed in workers alone, and there a framework at a time. What a framework's check
+The file is executed only in workers, and there a framework at a time. What a framework's check
 has prepared lies in a folder a framework ("pt", "tf"): the batches, the initial weights, and what
 `about.json` says of them. From these every row starts. Neither framework is imported here.
 """
@@ -215,7 +215,7 @@ def _execute(text: bytes, path: Path, module: ModuleType) -> None:
 
 
 def call(what: str, path: str | Path, function: Callable, *arguments: Any) -> Any:
-    """Call what stands in a user's file. Raises BadFile with the line of the file that failed.
+    """Call what is in a user's file. Raises BadFile with the line of the file that failed.
 
     What the framework itself lacks for the model (NotImplementedError) is no fault of the file.
     """
@@ -231,7 +231,7 @@ def call(what: str, path: str | Path, function: Callable, *arguments: Any) -> An
 
 @contextmanager
 def _command_line(path: str | Path) -> Iterator[None]:
-    """That of the file alone: a worker's own arguments are none of its."""
+    """That of the file: a worker's own arguments are none of its."""
     before, sys.argv = sys.argv, [str(path)]
     try:
         yield
@@ -469,7 +469,7 @@ def _kind(value: Any) -> str:
 
 
 def arrays(tree: Any) -> Any:
-    """A structure with NumPy arrays in the place of tensors, of whatever framework, and numbers."""
+    """A structure with NumPy arrays in place of tensors, of whatever framework, and numbers."""
     if isinstance(tree, Mapping):
         return {str(key): arrays(value) for key, value in tree.items()}
     if isinstance(tree, (tuple, list)) and not all(map(np.isscalar, tree)):

@@ -28,7 +28,7 @@ def init_weights(
     but the last of each residual block 0, so that a block begins as its shortcut (Goyal et al.,
     2017, section 5.1: without it rounding grows tenfold a step); everything else 0. A detector's
     head: normal with standard deviation 0.01, and biases by which each class is expected at one
-    place in a hundred (Lin et al., 2017, section 4.1). Each tensor has a stream of its own, so that
+    place in a hundred (Lin et al., 2017, section 4.1). Each tensor has its own stream, so that
     adding one changes no other.
 
     zero_init_residual: without it a residual block's last scale is 1 as well. A model that only

@@ -146,7 +146,7 @@ def adversarial_loss(loss_fn: Callable) -> Callable:
 
 
 def main() -> None:
-    """Print the accuracy on digits over photos of source alone and of DANN, from the same seed."""
+    """Print the accuracy on digits over photos of source only and of DANN, from the same seed."""
     from pt_impl.kit import models, training
     from pt_impl.kit.demo import Demo
 
@@ -155,7 +155,7 @@ def main() -> None:
     how = {"epochs": recipe.epochs, "batch_size": recipe.accuracy_batch_size}
     model, optimizer, loss_fn = demo.build()
     demo.fit(training.make_train_step(model, optimizer, loss_fn), **how)
-    print(f"source alone {demo.score(model):6.1f}% on the target")
+    print(f"source only  {demo.score(model):6.1f}% on the target")
     model = demo.build()[0]
     features, head = models.split_head(model)
     domain_head = make_domain_head(width=head.in_features)

@@ -130,7 +130,7 @@ def discrepancy_loss(
 
 
 def main() -> None:
-    """Print the accuracy on digits over photos of source alone and with MMD, from the same seed."""
+    """Print the accuracy on digits over photos of source only and with MMD, from the same seed."""
     from pt_impl.kit import models, training
     from pt_impl.kit.demo import Demo
 
@@ -139,7 +139,7 @@ def main() -> None:
     how = {"epochs": recipe.epochs, "batch_size": recipe.accuracy_batch_size}
     model, optimizer, loss_fn = demo.build()
     demo.fit(training.make_train_step(model, optimizer, loss_fn), **how)
-    print(f"source alone {demo.score(model):6.1f}% on the target")
+    print(f"source only  {demo.score(model):6.1f}% on the target")
     model, optimizer, loss_fn = demo.build()
     aligned = AlignedModel(*models.split_head(model))
     step = training.make_train_step(aligned, optimizer, discrepancy_loss(loss_fn))

@@ -67,7 +67,7 @@ def prepare_qat(model: nn.Module, example_inputs, *, weight_bits: int) -> nn.Mod
 
     Raises ValueError for other bits, one sample, values that are not finite, inputs that the model
     does not take, and a model without such a layer; NotImplementedError, with the reason, for a
-    model in another dtype, one that does other things of its own in training alone, and where
+    model in another dtype, one that does other things only in training, and where
     `torch.export` or torchao can't follow it; RuntimeError as `convert_qat`, which is tried: what
     cannot be converted is not trained, either.
     Source: torchao's `prepare_qat_pt2e` with `X86InductorQuantizer`.
@@ -91,7 +91,7 @@ def _quantizer(weight_bits: int) -> x86.X86InductorQuantizer:
     usual = x86.get_default_x86_inductor_quantization_config(is_qat=True, reduce_range=_overflows())
     most = 2 ** (weight_bits - 1) - 1
     # The usual fused observer finds scales as if for -128..127, this one as convert_pt2e does; its
-    # average is of the last step alone.
+    # average is of the last step only.
     fake = pt2e.FakeQuantize.with_args(
         observer=pt2e.MovingAveragePerChannelMinMaxObserver, averaging_constant=1.0
     )

@@ -88,7 +88,7 @@ def _leave_fast_path(model: nn.Module) -> None:
     kinds = nn.TransformerEncoder, nn.TransformerEncoderLayer
     for encoder in [module for module in model.modules() if isinstance(module, kinds)]:
         if any(isinstance(module, _SparseLinear) for module in encoder.modules()):
-            # The encoder reads weights for nested tensors alone, its layer without hooks alone.
+            # The encoder reads weights only for nested tensors, its layer only without hooks.
             encoder.use_nested_tensor = False
             encoder.register_forward_pre_hook(lambda module, inputs: None)
 

@@ -115,13 +115,13 @@ def _remove(model: nn.Module, x, gone: list, training: bool) -> tuple[nn.Module,
     whole = _at_fault(model, x, gone, why, training)
     left = [(group, weakest) for group, weakest in gone if group.name not in whole]
     smaller, why = _cut(model, x, left, training)
-    if why:  # they are at fault together alone
+    if why:  # they are at fault only together
         return model, [], whole | {group.name: why for group, _ in left}
     return smaller, left, whole
 
 
 def _at_fault(model: nn.Module, x, gone: list, why: str, training: bool) -> dict[str, str]:
-    """Find by halves which groups are at fault alone, of several that are together."""
+    """Find by halves which groups are at fault by themselves, of several that are together."""
     if len(gone) == 1:
         return {gone[0][0].name: why}
     found = {}

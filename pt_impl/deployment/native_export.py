@@ -158,7 +158,7 @@ def export_torchscript(
     sizes = {"dynamic_batch": dynamic_batch, "dynamic_sequence": dynamic_sequence}
     signature = Signature(model, example_inputs, **sizes)
     with suppress(NotImplementedError), recording(model, "torch.export"):
-        # A trace knows no bounds; some models it takes alone.
+        # A trace knows no bounds; it takes some models that export does not.
         signature.look_beyond(signature.program())
     with runtimes.draft(path) as draft:
         with recording(model, "TorchScript"):
@@ -233,7 +233,7 @@ def _check(load: Callable, draft: Path, signature: Signature, precision: str) ->
 
 
 def _loaded(path, read: Callable, threads: int) -> Callable:
-    """What `read` reads as a function of NumPy arrays, which are held against what it takes."""
+    """What `read` reads as a function of NumPy arrays, which are checked before."""
     runtimes.check_exists(path)
     torch.set_num_threads(threads)
     try:

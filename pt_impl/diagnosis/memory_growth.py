@@ -10,8 +10,8 @@ much memory the allocators can return.
 Its twin: `tf_impl/diagnosis/memory_growth.py`.
 
 Where the frameworks differ and why:
-- PyTorch: usually losses leak that are kept. Each holds its graph with all activations (`losses +=
-  [loss]` instead of `loss.detach()`).
+- PyTorch: usually losses leak that are kept. Each holds its graph with all activations
+  (`losses += [loss]` instead of `loss.detach()`).
 - TensorFlow: usually a function leaks that is traced again for every Python number it is called
   with. Each graph stays.
 - On a GPU both allocators keep freed memory. So the memory in use counts

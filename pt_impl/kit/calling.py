@@ -2,7 +2,7 @@
 
 Twin: `tf_impl/kit/calling.py`.
 Where the frameworks differ: a module has a mode, which is set for a call and put back; a Keras
-model is told its mode in the call. Keras models have losses of their own, modules have none.
+model is told its mode in the call. Keras models have losses, modules have none.
 """
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -160,7 +160,7 @@ def _leaf_to_float32(leaf):
         leaf = copy(leaf)
         for field in fields(leaf):
             object.__setattr__(leaf, field.name, to_float32(getattr(leaf, field.name)))
-    elif isinstance(leaf, MutableMapping):  # of its own class, whose attributes are kept
+    elif isinstance(leaf, MutableMapping):  # as its class, whose attributes are kept
         leaf = copy(leaf)
         for held in (getattr(leaf, "__dict__", {}), leaf):
             for key, value in list(held.items()):

@@ -45,7 +45,7 @@ class Channels:
 
     `lost` are layers whose channels can't be followed: name -> why. `not_run` are the parameters
     that the example does not use. `training` is whether the pass was one of training, since parts
-    run there alone, such as auxiliary heads.
+    run only there, such as auxiliary heads.
 
     Raises NotImplementedError where `torch_pruning` cannot trace the model.
     """

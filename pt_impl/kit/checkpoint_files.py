@@ -71,9 +71,7 @@ def check_readable(content: dict) -> None:
         written.seek(0)
         torch.load(written, weights_only=True)
     except Exception as error:  # whatever pickle makes of an object
-        reason = (
-            f"a checkpoint holds numbers, text, tensors and containers alone: {one_line(error)}"
-        )
+        reason = f"a checkpoint holds only numbers, text, tensors and containers: {one_line(error)}"
         raise ValueError(reason) from error
 
 

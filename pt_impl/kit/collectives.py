@@ -1,4 +1,4 @@
-"""Collectives: how long an all-reduce takes, alone.
+"""Collectives: how long an all-reduce takes by itself.
 
 What it holds: one all-reduce after another over the default process group, each timed.
 Twin: `tf_impl/kit/collectives.py`.

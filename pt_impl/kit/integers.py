@@ -1,4 +1,4 @@
-"""What a quantized model's predictions really run over: evidence, for the benchmark alone.
+"""What a quantized model's predictions really run over: evidence, only for the benchmark.
 
 What it holds: integer kernels of one prediction, the tensors of a file, and the integer weights
 that a compiled graph reads.

@@ -1,6 +1,6 @@
 """Masks of `torch.nn.utils.prune` on any module: which layers can have one, and when it applies.
 
-Where the frameworks differ: Keras has no masks of its own, and TensorFlow Model Optimization wraps
+Where the frameworks differ: Keras has no masks, and TensorFlow Model Optimization wraps
 whole layers.
 """
 
@@ -89,7 +89,7 @@ class _MaskUncalled:
     """Masks, before a pass, the weights of layers that a pass did not call; all in another mode.
 
     Some modules read the weight of a layer and do not call it, such as the attention of
-    torchvision's Swin Transformer, or do so in evaluation alone: the layer's own hook does not run.
+    torchvision's Swin Transformer, or do so only in evaluation: the layer's own hook does not run.
     """
 
     def __init__(self, layers: list[nn.Module]) -> None:

@@ -94,7 +94,7 @@ def executed_graphs(function: Callable, *inputs) -> dict:
             graphs.add(graph)
             outside[event.name.removeprefix("aten::")] += 1
         elif event.name.startswith("## Call CompiledFxGraph"):
-            graphs.add(graph)  # only now: a region may be Python alone
+            graphs.add(graph)  # only now: a region may be only Python
             compiled += 1
         else:
             waiting += [(child, graph) for child in event.children]

@@ -88,8 +88,8 @@ def refuse_huge_jpeg(data: np.ndarray) -> None:
             if width * height > MAX_PIXELS:
                 raise ValueError(f"its header: {width} x {height} pixels, {MAX_PIXELS:,} at most")
             return
-        alone = marker in _WITHOUT_LENGTH
-        place += 1 if alone else 2 + struct.unpack_from(">H", raw, place + 2)[0]
+        single = marker in _WITHOUT_LENGTH
+        place += 1 if single else 2 + struct.unpack_from(">H", raw, place + 2)[0]
 
 
 class PhotoLoader:

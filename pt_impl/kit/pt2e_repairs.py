@@ -107,7 +107,7 @@ class SwitchableProgram(Program):
     """A captured model whose modes switch by `train()` and `eval()`, those of its copies too.
 
     Symptom: modules of `torch.export` refuse both. torchao's own switch captures patterns to look
-    for, in half a second, and knows BatchNorm and plain dropout alone.
+    for, in half a second, and knows only BatchNorm and plain dropout.
     """
 
     _switched = None  # the mode of what the graph calls; a copy does not know it

@@ -139,7 +139,7 @@ def _generators(module: nn.Module) -> list[tuple[Callable, Callable]]:
 def _renew_recurrent_dropout(module: nn.Module) -> None:
     """Have cuDNN's recurrent layers draw their masks from torch's generator in this run.
 
-    They draw from a state of their own that begins anew only when torch's generator is set, as
+    They draw from a separate state that begins anew only when torch's generator is set, as
     `checkpoint` does before the second run: that would find other masks than the first.
     """
     if not torch.cuda.is_initialized():

@@ -5,7 +5,7 @@ any model with any inputs (arrays, tuples, dicts). `launch` starts processes on 
 many, torchrun does: `torchrun … -m pt_impl.kit.replicas MAKE BUILD DATA --global-batch N --steps
 N`.
 Twin: `tf_impl/kit/replicas.py`.
-Where the frameworks differ: a device has a process of its own here. Processes meet in a
+Where the frameworks differ: each device has a process here. Processes meet in a
 `torch.distributed` store whose address torchrun tells them, there in the cluster that `TF_CONFIG`
 describes. Rank 0 reads and writes checkpoints here and tells the others, so that only its machine
 needs the folder; there all read them.
@@ -147,7 +147,7 @@ def _seed(options: Namespace, number: int) -> None:
 def join(*, timeout_s: float = 300.0) -> None:
     """Meet the other processes where RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say.
 
-    Without these variables the run has one process. On GPUs each has one of its own, that of its
+    Without these variables the run has one process. On GPUs each has the one of its
     LOCAL_RANK. Rank 0 listens on its MASTER_ADDR and on nothing else; where torchrun listens on
     every interface, a warning says how not to. Raises NotImplementedError where there are too few
     GPUs, and ValueError where its port is taken.
@@ -203,7 +203,7 @@ def _warn_of_torchrun(rank: int, host: str, port: int) -> None:
         warnings.warn(
             f"torchrun's store listens on port {port} of every interface, {', '.join(others)} among"
             " them: keep others off with a firewall, or start each process with RANK, WORLD_SIZE,"
-            " MASTER_ADDR and MASTER_PORT in place of torchrun: that listens on MASTER_ADDR alone",
+            " MASTER_ADDR and MASTER_PORT in place of torchrun: that listens only on MASTER_ADDR",
             stacklevel=3,
         )
 

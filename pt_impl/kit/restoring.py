@@ -21,7 +21,7 @@ def restored(model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
     Parameters (those of a loss too, where the optimizer has them), buffers, gradients, modes, the
     optimizer's state and rates, and torch's random state. A state that was empty is empty again.
     """
-    # A model may put another tensor in the place of a buffer.
+    # A model may put another tensor in place of a buffer.
     places = [(m, *each) for m in model.modules() for each in m.named_buffers(recurse=False)]
     trained = [p for group in optimizer.param_groups for p in group["params"]]
     parameters = list(dict.fromkeys([*model.parameters(), *trained]))

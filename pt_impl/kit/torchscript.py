@@ -1,4 +1,4 @@
-"""TorchScript, torch's old compiler, now deprecated: what the rows of compilation stand beside.
+"""TorchScript, torch's old compiler, now deprecated: the rows of compilation are compared with it.
 
 It has no twin: `tf.function` is TensorFlow's tracer.
 """

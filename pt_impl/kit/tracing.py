@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map  # torch has no public one
 
 
 def outputs(model: nn.Module, inputs):
-    """Return what the model gives; of an output with `.logits`, a dataclass of more, these alone.
+    """Return what the model gives; of an output with `.logits`, a dataclass of more, only these.
 
     inputs: a tensor, a tuple of the model's positional arguments or a dict of those by name.
     """

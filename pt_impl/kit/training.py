@@ -136,7 +136,7 @@ def make_train_step(model: nn.Module, optimizer: torch.optim.Optimizer, loss_fn:
 
 
 def make_update(model: nn.Module, optimizer: torch.optim.Optimizer, gradients: list) -> Callable:
-    """Make `update()`: the optimizer's part of a step alone, on what `gradients` hold then.
+    """Make `update()`: only the optimizer's part of a step, on what `gradients` hold then.
 
     gradients: one tensor a trainable parameter, in the model's order; they become its `.grad`.
     """

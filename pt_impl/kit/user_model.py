@@ -43,7 +43,7 @@ class UserModel:
     """What `make()` gives, anew for each row. `example`: inputs on the device.
 
     `has_logits`: whether the model's output is an object that has them; a file that was exported
-    gives these alone.
+    gives only these.
     """
 
     def __init__(self, make: Callable, *, has_logits: bool = False):
@@ -123,7 +123,7 @@ class UserModel:
         )
 
     def prediction_loss(self, output, y) -> Tensor:
-        """The file's loss of a prediction, of which an exported file may have the logits alone.
+        """The file's loss of a prediction, of which an exported file may have only the logits.
 
         Where the file's loss takes more than these, or what its model's forward leaves in the
         model, which a file has not, the mean of their squares.
@@ -356,7 +356,7 @@ def check(file_model: UserModel, model: nn.Module, batch: tuple) -> dict:
     check_broadcast(file_model.loss, output, y)
     if isinstance(model, KerasModule) and model.keras_model.losses:
         raise BadFile(
-            "the Keras model adds losses of its own (regularizers, add_loss), and a step of PyTorch"
+            "the Keras model adds losses (regularizers, add_loss), and a step of PyTorch"
             " adds none: write them into loss_fn"
         )
     if not named_parameters(model):
@@ -400,7 +400,7 @@ def repeatable(model: nn.Module, x) -> float:
     if comparing.apart(first, _tensors(predict(copies[0]))) > 1e-5 >= apart:
         raise BadFile(
             "the model changes its inputs in place, and a run uses each batch many times: write"
-            " x = x - mean in the place of x.sub_(mean), or begin with x = x.clone()"
+            " x = x - mean instead of x.sub_(mean), or begin with x = x.clone()"
         )
     return apart
 

@@ -17,7 +17,7 @@ from shared.findings import leaves
 def named_batches(data: Iterable) -> Iterator[list[tuple[str, object]]]:
     """Yield (name, leaf) of each batch's x and y; a dataset of samples is batched.
 
-    A dict, or what is not a pair, is x alone.
+    A dict, or what is not a pair, is only x.
     """
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         data = DataLoader(data, batch_size=256)

@@ -56,7 +56,7 @@ class Training:
     build: gives the model, whose logits are (n, t, vocabulary); with data_parallel it is sent to
     other processes, so that it is a function of a module or a `functools.partial` of one. folder:
     has train_x.npy and train_y.npy, int64 (rows, t). A label of -100 is none: a BERT has labels
-    where characters are hidden alone, in each row as many, since shares of a batch weigh alike.
+    only where characters are hidden, in each row as many, since shares of a batch weigh alike.
     rungs: of `RUNGS`, in any order; none is the plain program. sequences: the first rows, which
     make an epoch; 0 are all. replicas: of data_parallel; a batch has to be a multiple of them.
 
@@ -187,7 +187,7 @@ class _Replicas:
                 if all(other.is_alive() for other in self.others):
                     continue
                 raise RuntimeError(
-                    "a replica ended before it began: the script that trains has to stand under "
+                    "a replica ended before it began: the script that trains has to be under "
                     "`if __name__ == '__main__':`, since each replica imports it"
                 )
 

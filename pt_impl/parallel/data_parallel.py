@@ -153,8 +153,8 @@ def make_train_step(
         micro_batches: parts of the shard, one after another; gradients are exchanged with the last.
         synchronise_each: exchange them with each part: the same for more traffic.
 
-    The step raises NotImplementedError where a parameter of the optimizer's alone, such as a loss's
-    own, gets a gradient: each replica would train it apart.
+    The step raises NotImplementedError where a parameter that only the optimizer has, such as that
+    of a loss, gets a gradient: each replica would train it apart.
     """
     replicas, own = dist.get_world_size(), set(map(id, model.parameters()))
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -188,7 +188,7 @@ def _parts(x, y, micro_batches: int) -> list[tuple]:
 
 @contextmanager
 def _no_exchange(model):
-    """Within it the backward pass adds to this replica's gradients alone."""
+    """Within it the backward pass adds only to this replica's gradients."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(False)
         yield

@@ -74,7 +74,7 @@ def apply_model_parallel(model, x, *, cut: str):
 
 
 def make_train_step(model, optimizer, loss_fn, *, micro_batches: int = 1, schedule: str = "gpipe"):
-    """Make `step(x, y, samples) -> loss` of a stage: 0 but in the last, which alone sees the loss.
+    """Make `step(x, y, samples) -> loss` of a stage: 0 but in the last, which sees the loss.
 
     All processes take the same batches, of `micro_batches` times the samples that
     `apply_model_parallel` was given.
@@ -99,7 +99,7 @@ def make_train_step(model, optimizer, loss_fn, *, micro_batches: int = 1, schedu
         optimizer.zero_grad(set_to_none=True)
         losses, targets = [], y
         arguments, named = call_arguments(model, x) if model.is_first else ((), {})
-        # A schedule cuts one tensor alone: the numbers of the samples, for any structure of labels.
+        # A schedule cuts only one tensor: the numbers of the samples, for any structure of labels.
         numbers = torch.arange(len(tensors(y)[0])) if model.is_last else None
         run.step(*arguments, **named, target=numbers, losses=losses)
         optimizer.step()

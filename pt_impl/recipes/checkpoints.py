@@ -84,7 +84,7 @@ def load_checkpoint(
 ) -> dict:
     """Read a checkpoint into model, optimizer and random generators; return its `state`.
 
-    With `optimizer` None the weights alone are read. What schedules keep in the optimizer's groups
+    With `optimizer` None only the weights are read. What schedules keep in the optimizer's groups
     may be there, here or in neither. Everything is checked before anything is changed: raises
     ValueError where the file is no whole checkpoint, is of another model or optimizer, or has no
     optimizer's state though one is given.

@@ -53,7 +53,7 @@ def check_data(
 
     Args:
         data: a DataLoader, a Dataset of samples, or batches: (x, y) or x, each a tensor, an array,
-            or a dict, tuple or list of them. What is no pair, such as (x, y, weights), is x alone.
+            or a dict, tuple or list of them. What is no pair, such as (x, y, weights), is only x.
         num_classes: integer labels are 0 to num_classes - 1; 0: only negative ones are faults.
         low, high: the range of the values of x.
         imbalance: how many times as many samples as the rarest class the most frequent one may

@@ -124,7 +124,7 @@ def _write_bias(bias: nn.Parameter, module: nn.Module) -> str:
     inputs = {id(p) for name, p in module.named_parameters(recurse=False) if "bias_ih" in name}
     if isinstance(module, nn.LSTM | nn.LSTMCell) and id(bias) in inputs:
         size = len(bias) // 4
-        bias[size : 2 * size] = 1.0  # gates stand in the order input, forget, cell, output
+        bias[size : 2 * size] = 1.0  # gates are in the order input, forget, cell, output
         return "zeros, and ones for the forget gate"
     return "zeros"
 

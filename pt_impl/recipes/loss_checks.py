@@ -224,7 +224,7 @@ class _Output(dict):
 
 
 def _of_logits(loss: Callable, outputs: Tensor, y) -> Callable:
-    """The loss of logits alone, also where it looks for them in the model's output."""
+    """The loss of the logits, also where it looks for them in the model's output."""
     try:
         with torch.no_grad():
             loss(outputs, y)

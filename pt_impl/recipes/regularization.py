@@ -120,7 +120,7 @@ def apply_decoupled_decay(
 
     Raises:
         NotImplementedError: the decay of the optimizer is L2.
-        ValueError: a scheduler stands at it, which counts the groups, or nothing in it decays.
+        ValueError: it has a scheduler, which counts the groups, or nothing in it decays.
     """
     checks.check_decay(weight_decay)
     wanted = _decayed(model, biases, norms, embeddings)

@@ -197,7 +197,7 @@ def compiled_model_train_step(
     mode: str = "default",
     blocks: str = "",
 ) -> Callable:
-    """Make the step with the model alone compiled; loss and update stay eager.
+    """Make the step with only the model compiled; loss and update stay eager.
 
     Args, Returns: as in `eager_train_step`; mode, blocks, Raises: as in `apply_compile`.
     """

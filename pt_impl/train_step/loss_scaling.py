@@ -78,7 +78,7 @@ class LossScaler:
     def step(self, *optimizers: torch.optim.Optimizer) -> None:
         """Update the parameters, unless a gradient is not finite; then choose the next scale.
 
-        Once for all optimizers of the loss: each skips where a gradient of its own is not finite.
+        Once for all optimizers of the loss: each skips where one of its gradients is not finite.
         """
         for optimizer in optimizers:
             self.scaler.step(optimizer)  # unscales what is still scaled

@@ -55,7 +55,7 @@ def apply_memory_format(model: nn.Module, *, memory_format: str = "channels_last
 
     Raises:
         ValueError: another format, or a model without 4-D parameters; nothing is changed then.
-        NotImplementedError: 5-D parameters, which have formats of their own.
+        NotImplementedError: 5-D parameters, which have other formats.
     """
     check_memory_format(model, memory_format)
     for parameter in model.parameters():

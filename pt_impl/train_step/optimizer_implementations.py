@@ -162,7 +162,7 @@ def compiled_optimizer(
 
 
 def fused_sgd(model: nn.Module, *, learning_rate: float, momentum: float = 0.9) -> torch.optim.SGD:
-    """SGD with momentum in one kernel for all tensors: `fused` is not AdamW's alone.
+    """SGD with momentum in one kernel for all tensors: `fused` is not only AdamW's.
 
     Args:
         model: its parameters are updated, those that have a `.grad`.

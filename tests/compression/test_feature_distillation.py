@@ -205,7 +205,7 @@ def frozen(t, m):
 
 PT, TF = pytest.mark.only("pt"), pytest.mark.only("tf", "tf_keras")
 UNKNOWN = "the model has no layer 'conv7'; it has "
-SHAPES = ": name layers that differ in channels alone"
+SHAPES = ": name layers that differ only in channels"
 ONCE = "it must give one tensor, once"
 SUBCLASSED = "Two is subclassed and has no graph in which to find 'norm'"
 REFUSALS = [

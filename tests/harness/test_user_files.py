@@ -34,7 +34,7 @@ SAID = {
     "too_large": "a step at batch 8 does not fit into memory",
     "closure": "(its step needs a closure): give one that takes the gradients",
     "bfloat16": "a batch has dtype torch.bfloat16, which NumPy lacks: use float32",
-    "late_weights": "2 weights of the model appear in training alone",
+    "late_weights": "2 weights of the model appear only in training",
     "diverges": "choose a smaller learning rate",
     "targets_first": "loss_fn takes y_true first, but is called as loss_fn(output, y)",
     "all_targets": "every output against every target: the output has shape (8, 1), y has (8,)",

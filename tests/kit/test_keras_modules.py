@@ -95,7 +95,7 @@ def test_a_check_says_what_is_known_or_wrong(keras, given, built):
     assert found["has_optimizer"]
     assert found["own_step"] is None
     user_model, file_model, model, batch = built(kernel_regularizer="l2")
-    with pytest.raises(user_model.BadFile, match="adds losses of its own"):
+    with pytest.raises(user_model.BadFile, match="the Keras model adds losses"):
         user_model.check(file_model, model, batch)
     model, loss, _ = given()
     for returned, words in (

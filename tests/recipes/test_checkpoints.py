@@ -122,7 +122,7 @@ def test_what_is_no_checkpoint_of_the_model_is_one_line(
     for name, given, words in (
         ("missing", trained, "there is no"),
         ("foreign", trained, "no checkpoint"),
-        ("half", trained, "weights alone"),
+        ("half", trained, "only weights"),
         ("good", (other, others_optimizer), "another model"),
     ):
         with pytest.raises((ValueError, OSError), match=words) as raised:

@@ -175,7 +175,7 @@ class DistilledTraining:
     """A mixin for `fit`: `class Student(DistilledTraining, keras.Model)`; Keras 3.
 
     After `learn_from` it trains with the loss of this file, the compiled loss being `loss_fn`;
-    evaluation has the compiled loss alone.
+    evaluation has only the compiled loss.
     """
 
     def learn_from(
@@ -188,7 +188,7 @@ class DistilledTraining:
     ) -> None:
         """Follow the teacher from now on: before `fit`. Settings, Raises: as `make_train_step`.
 
-        But for probabilities: `fit` sees logits in a graph alone, where it can't tell.
+        But not for probabilities: `fit` sees logits only in a graph, where it can't tell.
         """
         check_distillation(self, temperature, alpha, teacher)
         loss = _SoftLoss(temperature, class_axis)

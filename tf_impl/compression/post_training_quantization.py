@@ -59,7 +59,7 @@ def apply_static_int8(
     take, and for a model without variables; NotImplementedError for a model that the converter
     refuses, that has a loop (an LSTM) or no layer to quantize, or that masks the scores of
     attention.
-    Source: `tf.lite.TFLiteConverter`, with `TFLITE_BUILTINS_INT8` alone; with 16 bits
+    Source: `tf.lite.TFLiteConverter`, with `TFLITE_BUILTINS_INT8` only; with 16 bits
     `EXPERIMENTAL_TFLITE_BUILTINS_ACTIVATIONS_INT16_WEIGHTS_INT8` and `TFLITE_BUILTINS`.
     """
     checks.check_post_training_quantization(model, calibration, activation_bits)

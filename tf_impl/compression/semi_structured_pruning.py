@@ -110,7 +110,7 @@ def finalize_two_to_four(model: tf.keras.Model) -> tf.keras.Model:
 
 
 class _MaskedCall:
-    """A layer's `call` over its kernel times a mask: for this call alone, its gradient too.
+    """A layer's `call` over its kernel times a mask: for this call only, its gradient too.
 
     The kernel has the zeros as well, by a constraint: others may read it without this call.
     """

@@ -109,13 +109,13 @@ def _remove(model: tf.keras.Model, x, channels: Channels, gone: list) -> tuple:
     whole = _at_fault(model, x, channels, gone, why)
     left = [(group, weakest) for group, weakest in gone if group.name not in whole]
     smaller, why = _cut(model, x, channels, left)
-    if why:  # they are at fault together alone
+    if why:  # they are at fault only together
         return smaller, [], whole | {group.name: why for group, _ in left}
     return smaller, left, whole
 
 
 def _at_fault(model: tf.keras.Model, x, channels: Channels, gone: list, why: str) -> dict[str, str]:
-    """Find by halves which groups are at fault alone, of several that are together."""
+    """Find by halves which groups are at fault by themselves, of several that are together."""
     if len(gone) == 1:
         return {gone[0][0].name: why}
     found = {}

@@ -33,7 +33,7 @@ def apply_int8(model: tf.keras.Model, inputs) -> tf.keras.Model:
     """Return a copy of the model with int8 weights in its dense layers.
 
     They are symmetric, with a scale for each output. A dense layer that `TimeDistributed` wraps
-    stays in float32, and a warning names it: `Dense` alone does the same for each step of time.
+    stays in float32, and a warning names it: `Dense` by itself does the same for each step of time.
     A subclass of `Dense` stays as it is. The model is left as it is.
 
     Args:

@@ -78,7 +78,7 @@ def export_package(
     check_native_export(model, path, precision)
     sizes = {"dynamic_batch": dynamic_batch, "dynamic_sequence": dynamic_sequence}
     signature = Signature(model, example_inputs, **sizes)
-    module = tf.Module()  # not the model, for which Keras would trace functions of its own
+    module = tf.Module()  # not the model, for which Keras would trace its own functions
     module.predict = signature.trace(inlined=False)
     module.weights = module.predict.get_concrete_function().variables
     module.tables = tables(model)  # such as those of `StringLookup`
@@ -113,7 +113,7 @@ def load_package(path, *, threads: int) -> Callable:
 
 
 def _read(path: Path, *, threads: int) -> Callable:
-    """A folder's function from arrays to arrays, which are held against what it takes."""
+    """A folder's function from arrays to arrays, which are checked before."""
     loaded = tf.saved_model.load(str(path))
     kept = json.loads((path / _KEPT).read_text("utf-8"))
     _, specs = loaded.signatures["serving_default"].structured_input_signature

@@ -92,7 +92,7 @@ def serve(
         example: a sample that each instance predicts before it counts as ready.
         at_once: requests in one process, which share its pools; as many operators may run at once.
         threads: of one operator. 0: the process's share of the cores that may be used.
-        bind: give each process processors of its own.
+        bind: give each process its own processors.
 
     Raises:
         RuntimeError where an instance fails, with its reason.

@@ -218,7 +218,7 @@ def _spans(
         if "HtoD" in name or "MemcpyH2D" in name:
             part = "transfer"
         ours = main or (running[0] >= end and running[1] in own)
-        works = device or part == "communication"  # which has a thread of its own
+        works = device or part == "communication"  # which has its own thread
         works |= bool(operator and operator["type"] not in _CALLS and ours)
         short, flops = name, None
         if operator and not device:

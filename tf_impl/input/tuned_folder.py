@@ -102,9 +102,9 @@ def service_loader(
     """Have the batches made by the workers of tf.data's service, as many as it has.
 
     Each batch of an epoch comes once, whichever is ready first, so that what is left of one that
-    was interrupted is known with one worker alone: then the order is that of `tuned_loader`, as is
+    was interrupted is known only with one worker: then the order is that of `tuned_loader`, as is
     all else. Who reaches the service's servers can have graphs run in them: they belong in a
-    network of their own.
+    separate network.
 
     Args:
         service: its dispatcher, such as "grpc://dispatcher:5050". The workers have to find the

@@ -62,7 +62,7 @@ def check_draws(model: tf.keras.Model, x) -> None:
     for _ in range(2):
         outputs.append(tf.nest.flatten(call(model, x, training=True)))
         for variable, value in kept:
-            if value.dtype.is_floating:  # all but seeds, by which alone a draw may differ
+            if value.dtype.is_floating:  # all but seeds, by which a draw may differ
                 variable.assign(value)
     for variable, value in kept:
         variable.assign(value)

@@ -2,7 +2,7 @@
 
 Twin: `pt_impl/kit/calling.py`.
 Where the frameworks differ: a Keras model is told its mode in the call; a module has a mode, which
-is set for a call and put back. Keras models have losses of their own, modules have none.
+is set for a call and put back. Keras models have losses, modules have none.
 """
 
 import inspect

@@ -140,7 +140,7 @@ class Channels:
         return widest
 
     def _reshape(self, layer, channels, before, after) -> np.ndarray | None:
-        """Flattened pixels repeat the channels; other shapes may leave the last axis alone."""
+        """Flattened pixels repeat the channels; other shapes may leave the last axis as it is."""
         if len(after) == 2 and None not in before[1:-1]:
             return np.tile(channels, int(np.prod(before[1:-1])))
         if after[-1] != before[-1]:
@@ -167,7 +167,7 @@ class Channels:
 
 
 def kind_of(layer) -> str | None:
-    """Return the name of a layer type of Keras; None for a type of one's own with such a name."""
+    """Return the name of a layer type of Keras; None for a user's type with such a name."""
     keras, module = (kind.__module__.partition(".")[0] for kind in (tf.keras.Model, type(layer)))
     return type(layer).__name__ if module == keras else None
 

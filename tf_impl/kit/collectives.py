@@ -1,4 +1,4 @@
-"""Collectives: how long an all-reduce takes, alone.
+"""Collectives: how long an all-reduce takes by itself.
 
 What it holds: one all-reduce after another under MultiWorkerMirroredStrategy, each timed.
 Twin: `pt_impl/kit/collectives.py`.

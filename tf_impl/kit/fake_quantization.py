@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf_impl.kit.tracing import inlined, outputs
 
 _PRODUCTS = ("Conv1D", "Conv2D", "DepthwiseConv2D", "Dense", "EinsumDense")
-# Layers between products whose output gets a grid of its own.
+# Layers between products whose output gets a grid.
 _JOINTS = (
     *("Add", "Subtract", "Multiply", "Average", "Concatenate", "Activation", "ReLU"),
     *("LeakyReLU", "GlobalAveragePooling1D", "GlobalAveragePooling2D"),

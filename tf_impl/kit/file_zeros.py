@@ -23,7 +23,7 @@ def kernel_zeros(path) -> dict[str, float]:
 
     content = Path(path).read_bytes()
     try:
-        # As it is in the file: XNNPACK would keep a copy in an order of its own.
+        # As it is in the file: XNNPACK would keep a copy in another order.
         plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
         interpreter = Interpreter(model_content=content, experimental_op_resolver_type=plain)
         interpreter.allocate_tensors()

@@ -114,7 +114,7 @@ def _operations(kind: str, operation: tf.Operation) -> float | None:
 
 
 def _einsum(equation: str, *shapes: list) -> float:
-    """Operations of the product of two; what one of them alone has is summed before, if at all."""
+    """Operations of the product of two; what only one of them has is summed before, if at all."""
     inputs, _, output = equation.partition("->")
     sizes, seen = {}, Counter()
     for term, shape in zip(inputs.split(","), shapes, strict=True):

@@ -1,4 +1,4 @@
-"""What a quantized model's predictions really run over: evidence, for the benchmark alone.
+"""What a quantized model's predictions really run over: evidence, only for the benchmark.
 
 What it holds: integer operators of a file, its tensors, and the integer weights that an optimized
 graph reads.

@@ -84,7 +84,7 @@ def _kernels(layer, rectified: bool) -> list[Kernel]:
 
 
 def _einsum(layer, rectified: bool) -> Kernel:
-    """What the kernel shares with the input alone is summed over: its inputs."""
+    """What the kernel shares only with the input is summed over: its inputs."""
     given, _, output = layer.equation.replace(" ", "").partition("->")
     given, _, kernel = given.partition(",")
     groups = [at for at, axis in enumerate(kernel) if axis in given and axis in output]

@@ -60,7 +60,7 @@ class Positions(tf.keras.layers.Layer):
 
 
 class SelfAttention(tf.keras.layers.Layer):
-    """Scaled dot-product attention, `causal` to the left alone: (n, t, 3 * width) -> (n, t, width).
+    """Scaled dot-product attention, `causal` only to the left: (n, t, 3 * width) -> (n, t, width).
 
     The last axis of the input is [query | key | value], each split into heads contiguously. The
     products run in the layer's compute dtype, the softmax in float32 (Vaswani et al., 2017); in

@@ -41,7 +41,7 @@ def onednn_operators(call: Callable) -> int:
 def update_operators(update: Callable) -> dict[str, int]:
     """Count the operators of one update, by name; a program of XLA counts as "compiled".
 
-    Returns for example {"AssignSubVariableOp": 70, "Mul": 140}: what stands in the graphs that were
+    Returns for example {"AssignSubVariableOp": 70, "Mul": 140}: what is in the graphs that were
     executed, after grappler rewrote them. Calls the update twice, since the first call may trace.
     """
     update()

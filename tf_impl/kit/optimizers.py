@@ -41,7 +41,7 @@ def copy_optimizer(optimizer, variables: list, originals: list | None = None):
 
 
 def _settings(optimizer) -> dict:
-    """Its configuration, with a schedule itself: one of the user's may have none of its own."""
+    """Its configuration, with a schedule itself: one of the user's may have none."""
     rate = getattr(optimizer, "_learning_rate", None)
     if not isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
         return optimizer.get_config()
@@ -123,12 +123,12 @@ def check_dense(layer) -> None:
 def check_tensor_parallel(model, optimizer) -> None:
     """Raise NotImplementedError for an optimizer or a weight that DTensor has no way to train."""
     for layer in model._flatten_layers():
-        # A subclass with a `call` of its own may give a dense gradient, as DTensor does.
+        # A subclass with another `call` may give a dense gradient, as DTensor does.
         sparse = getattr(type(layer), "call", None) is tf.keras.layers.Embedding.call
         if sparse and not isinstance(optimizer, tf.keras.optimizers.SGD):
             raise NotImplementedError(
                 f"on one device {type(optimizer).__name__} squares the sparse gradient of "
-                f"{layer.name!r} otherwise: SGD alone trains an Embedding in parts as there"
+                f"{layer.name!r} otherwise: only SGD trains an Embedding in parts as there"
             )
     for variable in model.trainable_variables:
         if variable.constraint is not None:

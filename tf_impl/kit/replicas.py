@@ -57,8 +57,8 @@ def launch(
     dataset: (x, y), arrays or tensors, tuples or dicts of them, as `fit` takes them; or a folder
     with train_x and train_y, as `shared.parallel.save_samples` writes them.
 
-    TensorFlow's servers listen on every interface, so several processes are in a network of their
-    own, which has the loopback alone: what `build` needs of another has to be here before. Where
+    TensorFlow's servers listen on every interface, so several processes are in a separate
+    network, which has only the loopback: what `build` needs of another has to be here before. Where
     the system permits none, a warning says so. Stages and shards, and replicas of a run with one
     process, are GPUs or logical devices of the CPU.
 
@@ -100,7 +100,7 @@ def _places(count: int) -> list[dict[str, str]]:
 
 
 def _own_gpu(index: int) -> dict[str, str]:
-    """The variable by which a process sees one GPU alone, where there are any."""
+    """The variable by which a process sees only one GPU, where there are any."""
     if not tf.config.list_physical_devices("GPU"):
         return {}
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -250,7 +250,7 @@ def _cluster() -> tuple[list[str], int]:
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ValueError(f"TF_CONFIG lacks a cluster or a task: {right}") from None
     if kind not in ("chief", "worker") or set(jobs) - {"chief", "worker"}:
-        raise ValueError(f"TF_CONFIG may have a chief and workers alone: {right}")
+        raise ValueError(f"TF_CONFIG may have only a chief and workers: {right}")
     bad = [h for h in hosts if not (isinstance(h, str) and h.rpartition(":")[2].isdigit())]
     if bad or len(set(hosts)) < len(hosts):
         raise ValueError(f"TF_CONFIG has an address without port, or one twice: {right}")

@@ -91,7 +91,7 @@ def load_file(path) -> Callable:
 
 def _interpreter(content: bytes):
     """LiteRT with a file's content, and as many threads as TensorFlow has."""
-    from ai_edge_litert.interpreter import Interpreter  # for files alone
+    from ai_edge_litert.interpreter import Interpreter  # only for files
 
     threads = tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count()
     return Interpreter(model_content=content, num_threads=threads)

@@ -1,4 +1,4 @@
-"""Sub-models: groups of layers of a flat functional model as models of their own.
+"""Sub-models: groups of layers of a flat functional model as models.
 
 A functional Keras model is flat, so what its author thinks of as a block may be a group of layers
 whose names begin alike. What works on one layer at a time, such as recomputation, needs each group

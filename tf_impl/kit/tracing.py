@@ -17,7 +17,7 @@ _LACKS = re.compile(r"'tf\.(\w+)' op is neither a custom op nor a flex op")
 
 
 def outputs(model: tf.keras.Model, inputs, *, training: bool = False):
-    """Return what the model gives; of an output with `.logits` these alone.
+    """Return what the model gives; of an output with `.logits`, only these.
 
     As `fit` hands inputs over, a structure of tensors is one argument. Where `call` takes several,
     a tuple or list is `*inputs` and a dict, whose keys are names of arguments, `**inputs`.

@@ -135,7 +135,7 @@ def make_train_step(
 def make_update(
     model: tf.keras.Model, optimizer: tf.keras.optimizers.Optimizer, gradients: list
 ) -> Callable:
-    """Make `update()`: the optimizer's part of a step alone, on what `gradients` hold then.
+    """Make `update()`: only the optimizer's part of a step, on what `gradients` hold then.
 
     gradients: a tensor, or a `tf.Variable` that is read anew, a trainable variable of the model.
     """

@@ -35,7 +35,7 @@ class UserModel:
     """What `make()` gives, anew for each row. `example`: inputs on the device.
 
     `has_logits`: whether the model's output is an object that has them; a file that was exported
-    gives these alone.
+    gives only these.
     """
 
     def __init__(self, make: Callable, *, has_logits: bool = False):
@@ -63,7 +63,7 @@ class UserModel:
         return self._loss(output, y)
 
     def prediction_loss(self, output, y) -> tf.Tensor:
-        """The file's loss of a prediction, of which an exported file may have the logits alone.
+        """The file's loss of a prediction, of which an exported file may have only the logits.
 
         Where the file's loss takes more than these, the mean of their squares.
         """
@@ -196,7 +196,7 @@ def check(file_model: UserModel, model: tf.keras.Model, batch: tuple) -> dict:
     check_broadcast(file_model.loss, output, y)
     if late := len(model.weights) - known:
         raise BadFile(
-            f"{late} weights of the model appear in training alone, where no step would train "
+            f"{late} weights of the model appear only in training, where no step would train "
             "them: call the model once with training=True before you return it"
         )
     if not model.trainable_variables:

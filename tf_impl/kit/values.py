@@ -15,7 +15,7 @@ from shared.findings import leaves
 def named_batches(data: Iterable) -> Iterator[list[tuple[str, object]]]:
     """Yield (name, leaf) of each batch's x, y and sample_weight.
 
-    A dict, or what is neither a pair nor three, is x alone.
+    A dict, or what is neither a pair nor three, is only x.
     """
     if isinstance(data, tf.keras.utils.Sequence):  # in Keras 3 another name of PyDataset
         batches = (data[number] for number in range(len(data)))

@@ -40,7 +40,7 @@ class Training:
 
     build: gives the model, whose logits are (n, t, vocabulary); with data_parallel it is called
     within the scope of a strategy. folder: has train_x.npy and train_y.npy, int64 (rows, t). A
-    label of -100 is none: a BERT has labels where characters are hidden alone, in each row as many,
+    label of -100 is none: a BERT has labels only where characters are hidden, in each row as many,
     since shares of a batch weigh alike. rungs: of `RUNGS`, in any order; none is the plain program.
     sequences: the first rows, which make an epoch; 0 are all. replicas: of data_parallel; a batch
     has to be a multiple of them.

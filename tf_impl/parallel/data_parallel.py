@@ -238,7 +238,7 @@ def _synchronise_norms(model) -> None:
     for layer in layers(model):
         if isinstance(layer, tf.keras.layers.BatchNormalization):
             layer.synchronized = True
-            if getattr(layer, "fused", False):  # tf_keras: a kernel that knows its own batch alone
+            if getattr(layer, "fused", False):  # tf_keras: a kernel that knows only its own batch
                 layer.fused = False
 
 

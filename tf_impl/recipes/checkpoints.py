@@ -78,7 +78,7 @@ def load_checkpoint(
 ) -> dict:
     """Read a checkpoint into model, optimizer and random generator; return its `state`.
 
-    With `optimizer` None the weights alone are read. One of a part of the variables is built for
+    With `optimizer` None only the weights are read. One of a part of the variables is built for
     them first (`optimizer.build`): here it would be for all that train. Everything is checked
     before anything is changed: raises ValueError where the file is no whole checkpoint, is of
     another model (vocabularies and bins count) or optimizer, or has no optimizer's state though

@@ -47,7 +47,7 @@ def check_data(
     Args:
         data: a `tf.data.Dataset` of batches, a `keras.utils.PyDataset`, or batches: (x, y),
             (x, y, sample_weight) or x, each a tensor, an array, or a dict, tuple or list of them.
-            What is neither a pair nor three, such as a dict, is x alone.
+            What is neither a pair nor three, such as a dict, is only x.
         num_classes: integer labels are 0 to num_classes - 1; 0: only negative ones are faults.
         low, high: the range of the values of x.
         imbalance: how many times as many samples as the rarest class the most frequent one may

@@ -116,7 +116,7 @@ def _write_bias(bias, layer: tf.keras.layers.Layer) -> str:
     """Zero, but one for the forget gate of an LSTM."""
     value = np.zeros(bias.shape, np.float32)
     forget = isinstance(layer, tf.keras.layers.LSTMCell)
-    if forget:  # gates stand in the order input, forget, cell, output
+    if forget:  # gates are in the order input, forget, cell, output
         value[layer.units : 2 * layer.units] = 1.0
     bias.assign(tf.cast(value, bias.dtype))
     return "zeros, and ones for the forget gate" if forget else "zeros"

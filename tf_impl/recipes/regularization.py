@@ -168,7 +168,7 @@ def add_dropout(model: tf.keras.Model, *, rate: float, head: str = "") -> tf.ker
         layers.insert(at, dropout)
         if not model.built:
             return tf.keras.Sequential(layers)
-        (x,) = model.inputs  # its dtype, too: a shape alone would make it one of floats
+        (x,) = model.inputs  # its dtype, too: with only a shape it would be one of floats
         entry = tf.keras.Input(shape=x.shape[1:], batch_size=x.shape[0], dtype=x.dtype)
         return tf.keras.Sequential([entry, *layers])
     x = dropout(layers[at].input)

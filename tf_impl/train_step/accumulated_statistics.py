@@ -72,7 +72,7 @@ class AccumulatedStatistics:
         for variable in (self.seen, *self.pooled):
             variable.assign(tf.zeros_like(variable))
         try:
-            for norm in self.norms:  # as a part is traced: its statistics are those of it alone
+            for norm in self.norms:  # as a part is traced: its statistics are those of this part
                 norm.momentum = 0.0
             with self.retracing.new_graphs():
                 yield

@@ -55,7 +55,7 @@ def apply_checkpointing(model: tf.keras.Model, *, blocks: str) -> tf.keras.Model
             already and a model without variables.
         NotImplementedError: before that, tf_keras and SpectralNormalization, which writes to a
             weight; when the model is traced, a block that does so, adds a loss, takes or gives
-            complex numbers, draws random numbers without a Keras seed generator of its own or
+            complex numbers, draws random numbers without their own Keras seed generator or
             changes variables of others; and a gradient of a block's gradient.
     """
     layers, groups = checks.check_activation_checkpointing(model, blocks, _recomputed)

@@ -132,7 +132,7 @@ def compiled_train_step(model: Model, optimizer: Optimizer, loss_fn: Callable) -
 def compiled_model_train_step(
     model: Model, optimizer: Optimizer, loss_fn: Callable, *, blocks: str = ""
 ) -> Callable:
-    """Make the step with the model alone as programs of XLA; loss and update stay in the graph.
+    """Make the step with only the model as programs of XLA; loss and update stay in the graph.
 
     Args, Returns: as in `eager_train_step`; blocks as in `apply_compile`, "" compiles the model as
     a whole.

@@ -36,7 +36,7 @@ def apply_memory_format(
 
     A copy has its own variables, so make the optimizer after it; its 4-D inputs and outputs are in
     the new format (`convert_batch`). Layers keep their names, variables their order and shapes.
-    Source: `keras.models.clone_model`, which with `set_weights` alone would lose what
+    Source: `keras.models.clone_model`, which with only `set_weights` would lose what
     `Normalization` has adapted.
 
     Args:

@@ -81,7 +81,7 @@ def fused_optimizer(
 ) -> tf.keras.optimizers.AdamW:
     """AdamW that updates each variable with one kernel of TensorFlow's, after its decay.
 
-    `FusedAdamW` alone is all there is to copy.
+    `FusedAdamW` is all there is to copy.
 
     Args, Returns, Raises: as in `for_loop_optimizer`; NotImplementedError for variables that are
     not floating-point numbers, which the kernel refuses.

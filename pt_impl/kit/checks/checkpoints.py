@@ -11,11 +11,11 @@ ADDED = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa
 def check_checkpoint(
     path, content: dict, model: nn.Module, optimizer: torch.optim.Optimizer | None
 ) -> None:
-    """Raise ValueError where a file is of another model or optimizer, or of weights alone."""
+    """Raise ValueError where a file is of another model or optimizer, or holds only weights."""
     _check_weights(path, model, content["weights"])
     if optimizer is not None:
         if "optimizer" not in content:
-            raise ValueError(f"{path} holds weights alone: it can't be resumed from")
+            raise ValueError(f"{path} holds only weights: it can't be resumed from")
         _check_optimizer(path, optimizer, content["optimizer"])
 
 

@@ -170,7 +170,7 @@ class _Sum(torch.autograd.Function):
 
 
 def _normalise(norm: _BatchNorm, local: Callable, x: Tensor) -> Tensor:
-    """Do what nn.SyncBatchNorm does, which upstream has for GPUs alone.
+    """Do what nn.SyncBatchNorm does, which upstream has only for GPUs.
 
     The mean first and then the variance around it: two exchanges, but no difference of two large
     numbers. Half-width inputs are normalised in float32, as nn.BatchNorm does it.

@@ -70,7 +70,7 @@ def channel_axis(ours: Tensor, theirs: Tensor, student: tuple, teacher: tuple, x
     if ours.ndim not in (2, 3, 4) or list(ours.shape) != wanted:
         raise ValueError(
             f"the student's {student[1]!r} gives {list(ours.shape)}, the teacher's "
-            f"{teacher[1]!r} {list(theirs.shape)}: name layers that differ in channels alone, "
+            f"{teacher[1]!r} {list(theirs.shape)}: name layers that differ only in channels, "
             f"axis {axis}"
         )
     return axis

@@ -9,7 +9,7 @@ def check_learning_rate_finder(optimizer: Optimizer) -> None:
     """Raise ValueError for a scheduler at the optimizer, and for no rate above 0."""
     if any("initial_lr" in group for group in optimizer.param_groups):
         raise ValueError(
-            "a scheduler stands at the optimizer: find the rate first, then make the scheduler"
+            "the optimizer has a scheduler: find the rate first, then make the scheduler"
         )
     if max(float(group["lr"]) for group in optimizer.param_groups) <= 0:
         raise ValueError("the optimizer has no rate above 0, so its groups have no ratio")

@@ -8,7 +8,7 @@ _NAMES = ("channels_last", "channels_first")
 def check_memory_format(model: nn.Module, memory_format: str) -> None:
     """Raise ValueError for an unknown format and for a model without 4-D parameters.
 
-    Raises NotImplementedError for 5-D parameters, which have formats of their own.
+    Raises NotImplementedError for 5-D parameters, which have other formats.
     """
     check_name(memory_format)
     # Buffers are no weights: a causal mask is 4-D, and a table of positions may be 5-D.

@@ -20,7 +20,7 @@ def check_decayed(parameters: list) -> None:
 def check_optimizer(optimizer: Optimizer, decayed: list[nn.Parameter]) -> None:
     """Raise for an optimizer that cannot have decoupled decay of these parameters.
 
-    Raises NotImplementedError where its decay is L2, ValueError where a scheduler stands at it,
+    Raises NotImplementedError where its decay is L2, ValueError where it has a scheduler,
     which counts its groups, or where it trains none of them.
     """
     kind = type(optimizer).__name__
@@ -33,7 +33,7 @@ def check_optimizer(optimizer: Optimizer, decayed: list[nn.Parameter]) -> None:
                 "decoupled_weight_decay=True, or l2_penalty for what it does"
             )
     if any("initial_lr" in group for group in optimizer.param_groups):
-        raise ValueError("a scheduler stands at the optimizer: set the decay first")
+        raise ValueError("the optimizer has a scheduler: set the decay first")
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if not held & {id(p) for p in decayed}:
         raise ValueError("the model has nothing in the optimizer that decays")

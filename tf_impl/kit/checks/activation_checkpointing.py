@@ -66,7 +66,7 @@ def second_run_scope(state: list, values: list):
     """Return a `keras.StatelessScope` in which the variables of a block have these values.
 
     What the block assigns to them is a constant to the gradient, as it is in a variable: the scope
-    alone would hand back the tensor that was assigned.
+    by itself would hand back the tensor that was assigned.
     """
 
     class Scope(tf.keras.StatelessScope):

@@ -32,7 +32,7 @@ def check_dataset(dataset: tf.data.Dataset, policy) -> None:
         raise ValueError(f"x must be one tensor of images, not {element[0]}")
     check_images(element[0], policy.saturation > 0)
     if len(element) == 3 and (policy.mixup or policy.cutmix):
-        raise ValueError("a sample that is mixed of two has no weight of its own: leave them out")
+        raise ValueError("a sample that is mixed of two has no weight: leave them out")
 
 
 def check_sample_losses(losses: tf.Tensor) -> None:

@@ -15,7 +15,7 @@ def check_checkpoint(model: tf.keras.Model) -> None:
 def check_resumable(path, head: dict) -> None:
     """Raise ValueError for a file that holds no optimizer's state."""
     if not head["resumable"]:
-        raise ValueError(f"{path} holds weights alone: it can't be resumed from")
+        raise ValueError(f"{path} holds only weights: it can't be resumed from")
 
 
 def tables(model: tf.keras.Model) -> np.ndarray:

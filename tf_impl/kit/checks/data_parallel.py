@@ -26,7 +26,7 @@ def check_optimizer(optimizer) -> None:
             )
     if optimizer.use_ema and optimizer.ema_overwrite_frequency:
         raise NotImplementedError(
-            "ema_overwrite_frequency: Keras 3 overwrites outside of replicas alone: let"
+            "ema_overwrite_frequency: Keras 3 overwrites only outside of replicas: let"
             " finalize_variable_values do it after training"
         )
     scales = isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer)

@@ -47,7 +47,7 @@ def check_features(ours: list, theirs: list, student_layer: str, teacher_layer: 
     if len(ours) not in (2, 3, 4) or ours[:-1] != theirs[:-1]:
         raise ValueError(
             f"the student's {student_layer!r} gives {ours}, the teacher's {teacher_layer!r} "
-            f"{theirs}: name layers that differ in channels alone"
+            f"{theirs}: name layers that differ only in channels"
         )
 
 

@@ -76,11 +76,11 @@ def check_latency_pruning(
 ) -> list:
     """Return the layers for which XNNPACK has sparse kernels.
 
-    policy: makes tfmot's, which has to be asked in tf_keras alone. Raises as `check_pruning`.
+    policy: makes tfmot's, which has to be asked only in tf_keras. Raises as `check_pruning`.
     """
     check_schedule(final_sparsity, begin_step, end_step, frequency)
     if not is_tf_keras():
-        raise NotImplementedError("tfmot's pruning_policy takes models of tf_keras alone")
+        raise NotImplementedError("tfmot's pruning_policy takes only models of tf_keras")
     policy, layers = policy(), prunable(model, 0)
     try:
         policy.ensure_model_supports_pruning(model)

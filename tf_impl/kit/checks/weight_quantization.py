@@ -33,7 +33,7 @@ def check_weight_quantization(model: tf.keras.Model, inputs) -> None:
     if left:
         warnings.warn(
             f"left in float32: {', '.join(layer.name for layer in left)}: TimeDistributed calls "
-            "them past Keras's quantization; Dense alone does the same",
+            "them past Keras's quantization; Dense by itself does the same",
             stacklevel=3,
         )
 
