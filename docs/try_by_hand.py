@@ -1,11 +1,11 @@
-"""Two train steps of a model, with and without a technique, as a careful person times them by hand.
+"""Time a model's train step with and without a technique, by hand.
 
     python docs/try_by_hand.py docs/try_models/resnet18.py bfloat16
 
-Plain framework code, which knows nothing of the suite but where a file's model is, so that what
-`twinbench try` says can be held against it. Both steps run in new processes of their own, one after
-the other, and the first of a pair is the second of the next one. A process takes ten steps before
-any counts, and its time is the median of those that follow. Prints the ratio over pairs as JSON.
+Plain framework code to check what `twinbench try` says. It uses nothing of the suite except the
+model's file. Each step runs in a new process, one after the other; the order alternates between
+pairs. A process takes ten untimed steps, and its time is the median of those that follow. Prints
+the ratio over pairs as JSON.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Default runs on nodes of one kind, a record each. In a clone that has its .venv on a shared disk:
+# Default runs on nodes of one kind, one record each. In a clone that has its .venv on a shared disk:
 #     sbatch --constraint=KIND --array=0-4 docs/many_machines/slurm.sh KIND
 #SBATCH --job-name=twinbench
 #SBATCH --nodes=1
@@ -14,7 +14,7 @@ kind=$1
 folder=results/$kind/$SLURM_ARRAY_TASK_ID
 cd "$SLURM_SUBMIT_DIR"
 
-# A run that was cut short is taken up where the same element of the array is started again.
+# Submit the same element of the array again to continue an interrupted run.
 again=()
 if [ -e "$folder/latest/state.json" ]; then
     again=(--resume "$folder/latest")
