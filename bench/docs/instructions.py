@@ -26,6 +26,7 @@ from bench.harness.processes import ROOT
 from bench.record import FRAMEWORKS, Record
 from bench.report import parsers
 from bench.report.formatting import MISSING, number, ratio
+from bench.report.names import called
 from bench.report.tables import render
 from bench.report.technique_tables import Table, of_words
 
@@ -152,7 +153,7 @@ def page(levels: Levels) -> str:
     batches = sorted({profile.batch_size for profile in first.operators}, reverse=True)
     return render(
         "instructions.md.j2",
-        task=TASK,
+        task=called(TASK),
         machine=first.machine,
         packages=first.packages,
         limits=" ".join(f"{name}={value}" for name, value in levels[AVX2].limits.items()),

@@ -16,6 +16,7 @@ from bench.ladders.record import Climbed
 from bench.ladders.rule import Step, climbs_of
 from bench.record import FRAMEWORKS
 from bench.report.formatting import MISSING, number, ratio, scaled
+from bench.report.names import called
 from bench.report.svg_shapes import Box, Chart, Label, Line, Mark, Scale, across, scale
 from bench.report.tables import escape, parts_as_markdown, parts_as_text
 from bench.report.technique_tables import Table, of_figures, of_words
@@ -58,7 +59,7 @@ def content(ladder: Ladder, record: Climbed) -> list[str | Table]:
     pairs = f"{record.blocks} pair{'s' * (record.blocks > 1)} a rung"
     parts: list[str | Table] = [
         *filter(None, [*answers, _ahead(record, climbs)]),
-        f"{ladder.title}, {ladder.task}, batch {ladder.batch}, "
+        f"{ladder.title}, {called(ladder.task)}, batch {ladder.batch}, "
         f"{pairs} on {_machine(record)}.{state}",
         ladder.about,
         *_flaws(record, climbs),

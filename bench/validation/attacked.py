@@ -22,6 +22,7 @@ from bench.harness import machine
 from bench.harness.folders import replace_file
 from bench.harness.processes import ROOT
 from bench.record import FRAMEWORKS
+from bench.report.names import called
 from bench.report.tables import markdown_table
 from bench.report.technique_tables import Table, of_figures, of_words
 from shared.growth import LEAK
@@ -211,7 +212,7 @@ def _shown(rows: list[dict]) -> Table:
     """What is said of each true loss."""
     cells = [
         [
-            row["task"],
+            called(row["task"]),
             f"{row['noise']:.2f}",
             f"{row['lost']:g}",
             *(f"{row[share]:.1%}" for share in ("kept", "worse", "covered")),

@@ -24,6 +24,7 @@ from bench.harness.processes import ROOT
 from bench.record import FRAMEWORKS
 from bench.report import parsers
 from bench.report.formatting import MISSING, number
+from bench.report.names import called
 from bench.report.tables import markdown_table
 from bench.report.technique_tables import Table, of_figures, of_words
 from bench.validation.controls import (
@@ -199,7 +200,7 @@ def _parents(measurement: dict) -> list[tuple[str, str, Interval]]:
 def _named(workload: str) -> str:
     work = WORKLOADS[workload]
     mode = "predictions" if work.mode == "predict" else "train step"
-    return f"{work.task}, batch {work.batch_size}, {mode}"
+    return f"{called(work.task)}, batch {work.batch_size}, {mode}"
 
 
 def main(arguments: list[str] | None = None) -> int:

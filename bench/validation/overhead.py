@@ -26,6 +26,7 @@ from bench.harness.processes import ROOT
 from bench.harness.selection import cases_of
 from bench.harness.worker import Operations
 from bench.report.formatting import MISSING, ratio
+from bench.report.names import called
 from bench.report.tables import markdown_table
 from bench.report.technique_tables import Table, of_figures, of_words
 from bench.validation import attacked
@@ -111,7 +112,7 @@ def page(record: dict) -> str:
     head = _HEAD.format(**record, promised=PROMISED, **counts)
     table = Table(
         "",
-        [*of_words("pair, batch of digits-cnn"), *of_figures("PyTorch", "TensorFlow")],
+        [*of_words(f"pair, batch of {called(TASK)}"), *of_figures("PyTorch", "TensorFlow")],
         [[pair, *_both(rows, pair)] for pair in dict.fromkeys(row["pair"] for row in rows)],
     )
     return f"{head}\n{markdown_table(table).strip()}\n"
