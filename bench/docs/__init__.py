@@ -20,7 +20,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from bench.analysis.families import FAMILIES
-from bench.analysis.ranking import GOALS, is_large, works
+from bench.analysis.ranking import GOALS, Work, is_large, works
 from bench.analysis.reading import Row as Pair
 from bench.analysis.reading import View, load, task_of, tasks, view
 from bench.analysis.table import FIRST_CALL, START, Row, level
@@ -157,7 +157,7 @@ def _results(technique: str) -> dict | None:
     if not rows[report]:
         return None
     run = _published()[report]
-    return {"measured": measured([run]), "report": report, **_parts(run, technique)}
+    return {"measured": measured([run]), "report": report, **_parts(report, technique)}
 
 
 def _base(technique: Technique) -> str:
@@ -176,8 +176,9 @@ def _joined(titles: Iterable[str]) -> str:
     return " / ".join([first, *(other.removeprefix(stem) for other in others)])
 
 
-def _parts(run: Record, name: str) -> dict:
+def _parts(report: str, name: str) -> dict:
     """A chart of a technique's ratios, and for each of its tasks the tables, large models first."""
+    run = _published()[report]
     titles = sorted(tasks(run, name), key=lambda task: not is_large(task_of(task)))
     drawn, shown = [], []
     for task in titles:
@@ -188,7 +189,7 @@ def _parts(run: Record, name: str) -> dict:
         facts = run.tasks.get(task_of(task)) or TaskFacts()
         shown.append((work, [table for table in tables(shown_of, facts) if table.name in SHOWN]))
     of, chart = drawn[0] if drawn else ("", None)
-    return {"chart": chart, "of": of, "tasks": shown, "gains": _gains(run, name)}
+    return {"chart": chart, "of": of, "tasks": shown, "gains": _gains(_works(report), name)}
 
 
 def _titled(rows_of: View) -> View:
@@ -201,10 +202,15 @@ def _titled(rows_of: View) -> View:
     return replace(rows_of, rows={b: list(map(titled, rows)) for b, rows in rows_of.rows.items()})
 
 
-def _gains(run: Record, name: str) -> Table:
+@cache
+def _works(report: str) -> list[Work]:
+    return works(_published()[report])
+
+
+def _gains(every: list[Work], name: str) -> Table:
     """A line for each piece of work: what the technique gains there, large models first."""
     lines = []
-    for work in sorted(works(run), key=lambda work: not work.large):
+    for work in sorted(every, key=lambda work: not work.large):
         rows = [row for row in work.members if row.case.technique == name and not row.is_baseline]
         if rows:
             sides = [[row for row in rows if row.case.framework == side] for side in FRAMEWORKS]
