@@ -149,7 +149,10 @@ def concatenate(parts: list):
 
     What is no tensor is that of the first part.
     """
-    join = lambda *each: torch.cat(each) if isinstance(each[0], Tensor) else each[0]  # noqa: E731
+
+    def join(*leaves):
+        return torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
+
     return tree_map(join, *parts)
 
 

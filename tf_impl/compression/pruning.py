@@ -123,7 +123,10 @@ def apply_latency_pruning(
     Source: `tfmot.sparsity.keras.PruneForLatencyOnXNNPack`.
     """
     schedule = final_sparsity, begin_step, end_step, frequency
-    make_policy = lambda: _tfmot().sparsity.keras.PruneForLatencyOnXNNPack()  # noqa: E731
+
+    def make_policy():
+        return _tfmot().sparsity.keras.PruneForLatencyOnXNNPack()
+
     layers = check_latency_pruning(model, make_policy, *schedule)
     return _wrap(model, layers, *schedule)
 

@@ -159,8 +159,11 @@ def rows(tree, start: int, stop: int):
 
     What has no first axis (numbers, None, scalars) goes with every part.
     """
-    has_none = lambda leaf: getattr(leaf, "shape", ()) == ()  # noqa: E731
-    return tf.nest.map_structure(lambda leaf: leaf if has_none(leaf) else leaf[start:stop], tree)
+
+    def part(leaf):
+        return leaf if getattr(leaf, "shape", ()) == () else leaf[start:stop]
+
+    return tf.nest.map_structure(part, tree)
 
 
 def concatenate(parts: list):
@@ -168,7 +171,10 @@ def concatenate(parts: list):
 
     What is no tensor is that of the first part.
     """
-    join = lambda *each: tf.concat(each, 0) if tf.is_tensor(each[0]) else each[0]  # noqa: E731
+
+    def join(*leaves):
+        return tf.concat(leaves, 0) if tf.is_tensor(leaves[0]) else leaves[0]
+
     return tf.nest.map_structure(join, *parts)
 
 
