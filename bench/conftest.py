@@ -244,7 +244,7 @@ def _checked_model(asked: dict, settings: Settings) -> UserModel:
             f"{place} can't be written ({error.strerror}): give another folder, --results DIR"
         ) from None
     except KeyboardInterrupt:
-        raise pytest.UsageError("interrupted during the check of the file") from None
+        raise pytest.UsageError("interrupted before anything was measured") from None
 
 
 def _off(config: pytest.Config) -> bool:

@@ -123,8 +123,8 @@ def test_another_machine_can_take_the_headline(docs, tmp_path, capsys):
     [
         ({"finished": False, "ended": "minutes"}, "is not finished, ended by minutes"),
         ({"effort": "quick"}, "a run of effort quick; give one of effort default"),
-        ({"command": f"{COMMAND} --technique=pruning"}, "a part of a run (--technique)"),
-        ({"command": f"{COMMAND} -kpruning"}, "a part of a run (-k)"),
+        ({"command": f"{COMMAND} --technique=pruning"}, "a run with --technique"),
+        ({"command": f"{COMMAND} -kpruning"}, "a run with -k"),
     ],
 )
 def test_what_is_no_whole_default_run_is_refused(docs, tmp_path, capsys, fields, why):
@@ -142,7 +142,7 @@ def test_a_run_of_a_user_s_model_and_what_is_no_record_are_refused(docs, tmp_pat
     assert "a user's model" in refused(capsys, "add", path, "--partial")
     (path / "results.json").write_text("{")
     assert "not JSON, or cut off before its end" in refused(capsys, "add", path)
-    assert "there is no record" in refused(capsys, "add", tmp_path / "nowhere")
+    assert "no such record" in refused(capsys, "add", tmp_path / "nowhere")
 
 
 # What is taken out --------------------------------------------------------------------------------

@@ -206,8 +206,8 @@ def _check_margin(module: Any, value: float) -> None:
         return
     if value < 0:
         raise BadFile(
-            f"evaluate returns {value:.3g}, which is no percentage: set margin in the file, the "
-            "loss that you accept"
+            f"evaluate returns {value:.3g}, which is no percentage: set margin = ... in the "
+            "file, the loss that you accept"
         )
     if value <= 1:
         raise BadFile(

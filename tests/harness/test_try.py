@@ -150,7 +150,7 @@ def test_what_quick_does_not_measure_is_refused_before_the_check(monkeypatch):
     said = (
         "--effort quick leaves out --technique post_training_quantization: give --effort ordinary"
     )
-    with pytest.raises(pytest.UsageError, match=f"^{said} has$"):
+    with pytest.raises(pytest.UsageError, match=f"^{said}$"):
         conftest._checked_model(asked, SimpleNamespace())
 
 
@@ -344,7 +344,7 @@ def test_ctrl_c_while_a_file_is_checked_says_that_nothing_was_measured(monkeypat
     monkeypatch.setattr(conftest.user_task, "prepare", interrupted)
     asked = {"--framework": None, "--technique": None, "--model": "mine.py"}
     settings = SimpleNamespace(results=tmp_path, interpreters={})
-    with pytest.raises(pytest.UsageError, match="nothing was measured"):
+    with pytest.raises(pytest.UsageError, match="before anything was measured"):
         conftest._checked_model(asked, settings)
 
 
@@ -560,7 +560,7 @@ def test_an_answer_of_a_run_that_ended_early_is_written(model, record, tmp_path)
     user_answer.write(tmp_path, record.but(cases=cases, comparisons=[]), model)
     said = user_answer.read(tmp_path)
     assert "where a step's time goes was not measured" in said
-    assert "TensorFlow: the model's own train_step is not used; a step is loss_fn" in said
+    assert "TensorFlow: the model's train_step is not used. A step is the forward pass" in said
     assert "PyTorch: the model's own" not in said
     assert "train step, batch 8: not timed within --minutes; give more" in said
     assert "argest batch" not in said
