@@ -327,7 +327,7 @@ def test_the_answer_comes_first_in_both_frameworks(whole):
     assert ahead.startswith(
         "PyTorch / TensorFlow, time of an iteration, run anew in the end: plain"
     )
-    assert conditions.startswith("Planted, digits-cnn, batch ")
+    assert conditions.startswith("Planted, small CNN on digits, batch ")
 
 
 def test_what_helps_is_not_advised_where_its_quality_is_not_settled(whole):

@@ -34,7 +34,7 @@ def test_losses_are_shown_as_often_as_intervals_promise():
 def test_losses_are_kept_and_shown(page):
     rows = simulate.losses("digits-cnn", [0.5, -0.5], 4, 0, 100)
     attacked.keep("losses", {"rows": rows, "seeds": 4, "runs": 100})
-    assert "| digits-cnn | 0.50 | 10 | 0.0% | 100.0% |" in page()
+    assert "| small CNN on digits | 0.50 | 10 | 0.0% | 100.0% |" in page()
 
 
 def test_it_prints_coverage_for_each_framework(few, tmp_path, capsys):
