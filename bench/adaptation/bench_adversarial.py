@@ -22,9 +22,9 @@ TECHNIQUE = Technique(
     workloads=domains.WORKLOADS,
     notes=(
         *domains.NOTES,
-        f"The domain head has a layer of {HIDDEN}; the reversal's strength rises to 1 over the "
-        "training. loss fluctuation of DANN is that of labels and domains together. Most of what a "
-        "step costs more is the second domain's pass through the features.",
+        f"The domain head has a layer of {HIDDEN}. The strength of the reversal rises to 1 over "
+        "the training. The loss of DANN is that of labels and domains together. A step takes "
+        "longer mostly because the second domain passes through the features.",
     ),
     composed_of=("train_step.gradient_clipping",),
 )

@@ -21,8 +21,8 @@ TECHNIQUE = Technique(
     workloads=domains.WORKLOADS,
     notes=(
         *domains.NOTES,
-        "The discrepancy weighs as much as the labels' loss; loss fluctuation is that of both "
-        "together. Widths of the kernels are 1/4 to 4 times the mean squared distance.",
+        "The discrepancy has the same weight as the labels' loss; the loss is the sum of both. "
+        "The kernels' widths are 1/4 to 4 times the mean squared distance.",
     ),
 )
 

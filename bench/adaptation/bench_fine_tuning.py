@@ -40,21 +40,21 @@ TECHNIQUE = Technique(
         Workload("text-gpt", "compute", accuracy=True),
     ),
     differs_by_design=(
-        "BatchNorm with frozen weights goes on moving its statistics in PyTorch until eval(); in "
-        "Keras trainable = False stops them. Both run the backbone in evaluation mode.",
-        "LoRA is a parametrization of nn.Linear in PyTorch, and Keras's own in TensorFlow. "
+        "BatchNorm with frozen weights goes on updating its statistics in PyTorch until eval(); "
+        "in Keras trainable = False stops that. Both run the backbone in evaluation mode.",
+        "LoRA is a parametrization of nn.Linear in PyTorch, and Keras's built-in in TensorFlow. "
         "Adapters start from the same numbers.",
     ),
     notes=(
-        "Each row starts from what plain training made of the old data: digits on black, or text "
-        "of Python's standard library. The new data are the same digits over photos, with labels; "
-        "and the text with upper and lower case letters swapped. Accuracy is on new data of the "
-        "test split. Epochs on the old and on the new data: "
+        "Each row starts from plain training on the old data: digits on black, or text of Python's "
+        "standard library. The new data are the same digits over photos, with labels, and the text "
+        "with upper and lower case swapped. Accuracy is on new data of the test split. Epochs on "
+        "the old and on the new data: "
         + ", ".join(f"{name} {old} and {new}" for name, (old, new) in EPOCHS.items())
-        + ". The rate is the recipe's for every row, nobody's best.",
-        "stored computes the features of all new images in its first step; its first call has that "
-        "cost, its other steps have not. LoRA is in every dense layer, and merged before its "
-        "accuracy is measured.",
+        + ". The rate is the recipe's for every row, and was tuned for none.",
+        "stored computes the features of all new images in its first step, so only its first call "
+        "has that cost. LoRA is in every dense layer, and is merged before its accuracy is "
+        "measured.",
     ),
 )
 

@@ -46,7 +46,7 @@ TECHNIQUE = Technique(
     effort="ordinary",
     name="accuracy_aware_quantization",
     title="Accuracy-aware int8: the layers that lose too much stay in float",
-    user_model="its outlier is planted in a model of the suite: the function takes any model",
+    user_model="its outlier is planted in a model of the suite; its function takes any model",
     variants=(
         Variant("fp32", role="baseline", title="float32", runtimes=OWN_RUNTIMES),
         _row("all_int8", "int8 in every layer", searches=False),
@@ -61,22 +61,22 @@ TECHNIQUE = Technique(
     ),
     workloads=(Workload("digits-cnn", "compute", mode="predict", accuracy=True, training=2.0),),
     differs_by_design=(
-        "torchao rounds what a layer reads; LiteRT and ONNX Runtime round what it gives, too. So "
-        "the search keeps the layer that reads the outlier in PyTorch's runtime, and also the one "
-        "that makes it in the other two.",
-        "Twins keep other layers in float and run in other runtimes: their losses count as equal "
-        "work within a half.",
+        "torchao rounds a layer's inputs; LiteRT and ONNX Runtime also round its outputs. So the "
+        "search keeps the layer that reads the outlier in float in PyTorch's runtime, and also "
+        "the one that makes it in the other two.",
+        "The frameworks keep different layers in float and use different runtimes: their losses "
+        "count as equal work within a half.",
     ),
     notes=(
         f"The planted channel is {OUTLIER['factor']:g} times larger after {OUTLIER['layer']}, and "
         f"{OUTLIER['reader']} divides by it. fp32 is the planted model in float32.",
-        f"Ranges come from {CALIBRATION} images of the training split. A search judges by outputs "
-        f"for the {JUDGED} after them: at most {MOST:.0%} from those in float.",
-        "Files count however far off they are: that is what is shown. Those of "
-        "post_training_quantization are refused beyond a half.",
-        "onnxruntime_accuracy_aware is compared with int8 in every layer in ONNX Runtime: what "
-        "layers in float cost there. That row is compared with the float32 file of the framework's "
-        "own runtime: of interest is what it loses, not the ratio of times.",
+        f"Ranges come from {CALIBRATION} images of the training split. A search compares the "
+        f"outputs for the {JUDGED} images after them: they may differ from float by {MOST:.0%}.",
+        "Files count however large their error is, because the error is the result. "
+        "post_training_quantization refuses files with an error above a half.",
+        "onnxruntime_accuracy_aware is compared with int8 in every layer in ONNX Runtime, which "
+        "shows the cost of layers in float. That row is compared with the float32 file of the "
+        "framework's runtime: its loss of accuracy is of interest, not its ratio of times.",
     ),
 )
 

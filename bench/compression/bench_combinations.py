@@ -58,22 +58,23 @@ TECHNIQUE = Technique(
     workloads=(Workload("digits-cnn", "compute", mode="predict", accuracy=True, training=3.0),),
     differs_by_design=(
         "The runtime is TorchInductor with frozen weights in PyTorch, LiteRT with XNNPACK in "
-        "TensorFlow, in float32 rows too.",
-        "Masks and fake quantizers are those of each side: see pruning and "
+        "TensorFlow, in float32 rows, too.",
+        "Masks and fake quantizers differ as described under pruning and "
         "quantization_aware_training.",
     ),
     notes=(
-        "Each row holds those before it: 2_pruned_int8 is 1_pruned trained on with rounding while "
-        "its zeros stay, 2_distilled_int8 is 1_distilled rounded after training.",
-        f"Accuracy is of the deployed file. Every row trains for the recipe's epochs, "
-        f"{PRUNING_EPOCHS} and {ROUNDING_EPOCHS} more at one learning rate: pruned rows reach 80% "
+        "Each row includes those before it: 2_pruned_int8 is 1_pruned, trained on with rounding "
+        "while its zeros stay. 2_distilled_int8 is 1_distilled, rounded after training.",
+        "Accuracy is of the deployed file. Every row trains for the recipe's epochs, then for "
+        f"{PRUNING_EPOCHS} and {ROUNDING_EPOCHS} more at one learning rate. Pruned rows reach 80% "
         f"of zeros after {SCHEDULE['end_step']} of the first {SCHEDULE['end_step'] * 4 // 3} "
-        "additional steps, rows in 8 bits round in the last epochs, distilled ones learn from "
-        f"{teacher.TASK.name} in all (T = {LESSON['temperature']:g}, alpha = {LESSON['alpha']:g}).",
-        "Size is that of the file, as it is and compressed, of initial weights; the smallest are "
-        "zero in pruned rows. Neither runtime gains speed from zeros.",
-        "1_distilled predicts as fast as 0_fp32: it is the same model with other weights. It is "
-        "not timed, so 0_fp32 may stand on a front of step time where 1_distilled would.",
+        "additional steps. Rows in 8 bits round in the last epochs. Distilled rows learn from "
+        f"{teacher.TASK.name} in all (T = {LESSON['temperature']:g}, alpha = "
+        f"{LESSON['alpha']:g}).",
+        "Size is that of the file with initial weights, as it is and compressed; in pruned rows "
+        "the smallest weights are zero. Neither runtime gains speed from zeros.",
+        "1_distilled predicts as fast as 0_fp32, because it is the same model with other "
+        "weights. It is not timed, so a chart of step times may show 0_fp32 instead.",
     ),
     composed_of=(
         "compression.distillation",

@@ -32,7 +32,7 @@ TECHNIQUE = Technique(
     name="distillation",
     title="Distillation: digits-resnet20 teaches a student of less than a tenth of its size",
     price=Price(epochs=TASKS[STUDENT].recipe.epochs, teacher=True),
-    user_model="it needs a teacher, and a file brings one model: see docs/your_model.md",
+    user_model="it needs a teacher, and a file has one model: see docs/your_model.md",
     variants=(
         Variant("alone", role="baseline", title="student alone", program="plain"),
         other_math("stored", "teacher's stored logits", **HEADLINE),
@@ -57,17 +57,19 @@ TECHNIQUE = Technique(
     workloads=(Workload(STUDENT, "compute", accuracy=True),),
     differs_by_design=(
         "PyTorch's kl_div is one operator; in TensorFlow the sum over log-probabilities is "
-        "written out, since Keras's KLDivergence clips probabilities.",
+        "written out, because Keras's KLDivergence clips probabilities.",
     ),
     notes=(
-        f"The teacher is {teacher.TASK.name}, trained once (twinbench teacher); both "
-        "frameworks load the same weights. alone is the same student, seeds and steps without it.",
-        "taught runs the teacher in every step. stored reads logits that were computed before, "
-        "outside the time shown, and learns the same: the images are not augmented, so the "
-        "accuracy of taught is that of stored.",
-        f"T = {HEADLINE['temperature']:g} and alpha = {HEADLINE['alpha']:g}, but for stored_t1 and "
-        "stored_t8 (T), stored_half (alpha 0.5), stored_no_labels (alpha 1) and neutral (alpha 0).",
-        "Share of peak counts the student's arithmetic alone.",
+        f"The teacher is {teacher.TASK.name}, trained once (twinbench teacher); both frameworks "
+        "load the same weights. alone is the same student without a teacher, with the same seeds "
+        "and steps.",
+        "taught runs the teacher in every step. stored reads logits that were computed before; "
+        "that time is not shown. Images are not augmented, so stored learns the same as taught, "
+        "and has its accuracy.",
+        f"T = {HEADLINE['temperature']:g} and alpha = {HEADLINE['alpha']:g}, except for stored_t1 "
+        "and stored_t8 (T), stored_half (alpha 0.5), stored_no_labels (alpha 1) and neutral "
+        "(alpha 0).",
+        "Share of peak counts only the student's arithmetic.",
     ),
     counts=True,
 )

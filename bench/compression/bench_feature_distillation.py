@@ -21,7 +21,7 @@ TECHNIQUE = Technique(
     effort="ordinary",
     title="Feature distillation: digits-resnet20 guides a layer of the student",
     price=bench_distillation.TECHNIQUE.price,
-    user_model="it needs a teacher, and a file brings one model",
+    user_model="it needs a teacher, and a file has one model",
     variants=(
         Variant("alone", role="baseline", title="student alone", program="plain"),
         other_math("features", "teacher's features in every step", weight=1.0),
@@ -34,16 +34,17 @@ TECHNIQUE = Technique(
         Workload("digits-student", "small", effort="full", accuracy=True),
     ),
     differs_by_design=(
-        "PyTorch catches features with hooks, and ends the teacher's pass with one; TensorFlow has "
-        "a model of the teacher's layers up to that which is read.",
+        "PyTorch gets features by hooks, and one of them ends the teacher's pass; TensorFlow has "
+        "a model of the teacher's layers up to the features.",
         "The regressor is a 1x1 convolution in PyTorch and a dense layer in TensorFlow.",
     ),
     notes=(
-        f"The teacher is {teacher.TASK.name}, trained once (twinbench teacher); both "
-        "frameworks load the same weights. alone is the same student, seeds and steps without it.",
-        "features weighs the mean squared error by 1, features_strong by 10. neutral has the "
-        "regressor, whose output nobody reads, and runs no teacher.",
-        "Share of peak counts the student's arithmetic alone.",
+        f"The teacher is {teacher.TASK.name}, trained once (twinbench teacher); both frameworks "
+        "load the same weights. alone is the same student without a teacher, with the same seeds "
+        "and steps.",
+        "features gives the mean squared error a weight of 1, features_strong a weight of 10. "
+        "neutral has the regressor, whose output is not used, and no teacher.",
+        "Share of peak counts only the student's arithmetic.",
     ),
     counts=True,
 )

@@ -35,7 +35,7 @@ CALIBRATION = 256  # samples: the first of the training split
 APART = 0.05  # relative: losses of int8 twins, whose scales differ by design
 KERNELS = re.compile("conv|gemm|matmul|qlinear_|::linear|fully_connected", re.IGNORECASE)
 ONNX = "onnxruntime"  # in the settings of a row
-UNSUPPORTED = {"tf": {"apply_fx_int8": "it is the way of PyTorch that torchao's has replaced"}}
+UNSUPPORTED = {"tf": {"apply_fx_int8": "this is PyTorch's older way, which torchao replaces"}}
 
 
 def _row(name: str, title: str, apply: str, runtime: str = "own", **fields) -> Variant:
@@ -114,27 +114,29 @@ TECHNIQUE = Technique(
     ),
     differs_by_design=(
         "The runtime is TorchInductor with frozen weights in PyTorch, LiteRT with XNNPACK in "
-        "TensorFlow. onnxruntime is the same on both sides, over a file of each one's exporter.",
-        "Activations are unsigned in PyTorch and in ONNX Runtime, signed in LiteRT, and torchao "
-        "cuts their ranges by a histogram where the others take the extremes: twins in int8 "
-        f"count as equal work where their losses differ by less than {APART:.0%}.",
-        "On an x86 CPU without VNNI integer kernels add products in 16 bits, which overflow: there "
-        "activations have 7 bits in PyTorch and weights 7 bits in ONNX Runtime, as both ask for; "
-        "LiteRT's kernels need none.",
-        "Dynamic quantization covers linear layers alone in PyTorch, convolutions too in LiteRT.",
+        "TensorFlow. onnxruntime is the same on both sides, with a file from each framework's "
+        "exporter.",
+        "Activations are unsigned in PyTorch and ONNX Runtime, and signed in LiteRT. torchao "
+        "cuts their ranges by a histogram, the others take the extremes. So int8 rows count as "
+        f"equal work if their losses differ by less than {APART:.0%}.",
+        "On an x86 CPU without VNNI, integer kernels add products in 16 bits, which overflow. So "
+        "activations have 7 bits in PyTorch, and weights 7 bits in ONNX Runtime, as both "
+        "recommend; LiteRT's kernels need neither.",
+        "Dynamic quantization covers only linear layers in PyTorch, and also convolutions in "
+        "LiteRT.",
     ),
     notes=(
-        "fp32 is the model in float32 in the runtime in which static_int8 runs: the ratio to it is "
-        "what quantization buys. onnxruntime_int8 is compared with onnxruntime_fp32, so that the "
-        "change of runtime does not count; its accuracy is compared with that of fp32. "
-        "fp32_in_framework is what the framework predicts with by itself: eager in "
-        "PyTorch, a tf.function in TensorFlow.",
+        "fp32 is the float32 model in the runtime of static_int8, so the ratio shows what "
+        "quantization gains. onnxruntime_int8 is compared with onnxruntime_fp32, so that the "
+        "change of runtime does not count; its accuracy is compared with fp32's. "
+        "fp32_in_framework is the framework's prediction: eager in PyTorch, a tf.function in "
+        "TensorFlow.",
         f"Ranges of activations come from {CALIBRATION} images of the training split. Accuracy is "
-        "of the files of models that were trained in float32 with each seed; that of the teacher "
-        f"({teacher.TASK.name}, trained once) is of one file in each row.",
-        "fx_int8 is torch.ao.quantization, which PyTorch has deprecated and static_int8 replaces: "
-        "modules in memory, in eager mode, without a file.",
-        "Size is that of the file that would be deployed.",
+        "of the files of models trained in float32, one per seed; for the teacher "
+        f"({teacher.TASK.name}, trained once) it is of one file per row.",
+        "fx_int8 is torch.ao.quantization, which PyTorch has deprecated in favour of "
+        "static_int8: modules in memory, in eager mode, without a file.",
+        "Size is that of the deployed file.",
     ),
     counts=True,
 )

@@ -11,7 +11,7 @@ from bench.harness.sizes import model_size
 from bench.harness.stages import train_on
 
 UNSUPPORTED = {
-    "pt": {"apply_latency_pruning": "PyTorch's pruning knows no runtime's sparse kernels"}
+    "pt": {"apply_latency_pruning": "PyTorch's pruning does not target a runtime's sparse kernels"}
 }
 # Beyond the recipe's, as many as it takes digits-cnn to its plateau: 560 steps. Masks are made 42
 # times in the first three quarters of them, the rest is recovery.
@@ -38,7 +38,7 @@ TECHNIQUE = Technique(
     name="pruning",
     title="Magnitude pruning while training",
     price=Price(epochs=MORE_EPOCHS),
-    user_model="zeros alone make nothing faster: structured_pruning removes channels",
+    user_model="zeros make nothing faster: structured_pruning removes channels",
     variants=(
         Variant("dense", role="baseline", title="dense", program="plain"),
         _sparsity(80, "80% zeros"),
@@ -69,17 +69,18 @@ TECHNIQUE = Technique(
         "the threshold.",
     ),
     notes=(
-        f"Accuracy: every row, dense too, trains for the recipe's epochs and {MORE_EPOCHS} more "
-        "at the same learning rate, with a new optimizer; pruned rows are pruned in the latter.",
-        f"sparsity rows leave layers of fewer than {MIN_WEIGHTS:,} weights dense, which have 2% of "
-        "the weights of digits-cnn and 0.5% of those of digits-resnet20; the others are pruned so "
-        "far that the share is that of all together. uniform_80 prunes all layers alike.",
+        f"Accuracy: every row, dense too, trains for the recipe's epochs and then {MORE_EPOCHS} "
+        "more at the same learning rate, with a new optimizer. Pruned rows are pruned in these.",
+        f"sparsity rows leave layers of fewer than {MIN_WEIGHTS:,} weights dense. These have 2% "
+        "of the weights of digits-cnn and 0.5% of those of digits-resnet20. The other layers are "
+        "pruned until the share holds for all layers together. uniform_80 prunes all layers "
+        "equally.",
         f"The share of zeros rises from step 0 to {SCHEDULE['end_step']} (cubic schedule, Zhu and "
-        f"Gupta, 2017), and masks are made anew every {SCHEDULE['frequency']}th step. Ratios are "
-        "medians over steps, so they are of a step between; in every_step_80 each step makes "
-        "masks, and a tenth of its extra time is what they add on average.",
-        "Zeros in dense tensors make no step and no prediction faster: see sparse inference and "
-        "structured pruning.",
+        f"Gupta, 2017). Masks are made at every {SCHEDULE['frequency']}th step. Ratios are "
+        "medians over steps, so they are of a step without that. In every_step_80 each step "
+        "makes masks; a tenth of its extra time is their average cost.",
+        "Zeros in dense tensors make neither steps nor predictions faster: see sparse inference "
+        "and structured pruning.",
     ),
     counts=True,
 )

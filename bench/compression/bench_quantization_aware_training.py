@@ -98,14 +98,14 @@ TECHNIQUE = Technique(
         "its activations have 7 bits, since oneDNN's kernels would overflow with 8.",
     ),
     notes=(
-        f"Accuracy is of the deployed file. Every row trains for the recipe's epochs and "
-        f"{MORE_EPOCHS} more, with the same learning rate: qat rows with fake quantization in "
-        "these, the others without. ptq is rounding after training by the same quantizer, whose "
-        f"ranges come from {EXAMPLES} training images; so ptq and qat differ in training alone.",
-        "The price of training is a train step of qat_8 against one of fp32, at any number of "
+        "Accuracy is of the deployed file. Every row trains for the recipe's epochs and then "
+        f"{MORE_EPOCHS} more at the same learning rate. In these, only qat rows have fake "
+        "quantization. ptq is rounded after training by the same quantizer, with ranges from "
+        f"{EXAMPLES} training images. So ptq and qat differ only in training.",
+        "The price of training is a train step of qat_8 over one of fp32, whatever the number of "
         "bits. Predictions of ptq take as long as those of qat.",
-        "Files that are timed hold the weights of the model that the run has trained for "
-        "predictions, not those of a row's own training.",
+        "Timed files have the weights of the model that the run has trained for predictions, and "
+        "not those of a row's training.",
     ),
     counts=True,
 )

@@ -36,14 +36,14 @@ TECHNIQUE = Technique(
         Workload("digits-resnet20", "compute", effort="full", accuracy=True, training=2.0),
     ),
     differs_by_design=(
-        "PyTorch and Keras 3 mask weights and gradients, TensorFlow Model Optimization, in the "
-        "tf_keras row, the variables in each forward pass.",
+        "PyTorch and Keras 3 mask weights and gradients. In the tf_keras row, TensorFlow Model "
+        "Optimization masks the variables in each forward pass.",
     ),
     notes=(
-        f"Accuracy: both rows train for the recipe's epochs and {MORE_EPOCHS} more at the same "
-        "learning rate, with a new optimizer; masks are made in between and kept.",
-        "The pattern makes products faster on GPUs with sparse tensor cores alone (PyTorch's "
-        "`compress_two_to_four`, CUDA), which is not measured.",
+        f"Accuracy: both rows train for the recipe's epochs and then {MORE_EPOCHS} more at the "
+        "same learning rate, with a new optimizer. Masks are made in between and kept.",
+        "The pattern makes matrix products faster only on GPUs with sparse tensor cores "
+        "(PyTorch's `compress_two_to_four`, CUDA), which is not measured.",
     ),
     counts=True,
 )

@@ -79,20 +79,20 @@ TECHNIQUE = Technique(
         Workload("text-gpt-wide", "compute", effort="full", mode="predict"),
     ),
     differs_by_design=(
-        "PyTorch multiplies CSR matrices with MKL, TensorFlow with an operator of its own. The "
-        "dense kernels stay in memory in TensorFlow, as variables of the model.",
-        "Files with sparse kernels are LiteRT's alone: sparse_file is UNSUPPORTED in PyTorch.",
+        "PyTorch multiplies CSR matrices with MKL, TensorFlow with its operator. In TensorFlow "
+        "the dense kernels stay in memory, as variables of the model.",
+        "Only LiteRT has files with sparse kernels: sparse_file is UNSUPPORTED in PyTorch.",
     ),
     notes=(
-        "masked: so many percent of each dense kernel, the smallest weights, are zeros in a dense "
-        "tensor. csr: the same weights as CSR matrices. The proof holds the bytes of both. "
-        "structured: a dense transformer of fewer channels, in which as many weights are left.",
-        "sparse_file: a LiteRT file whose kernels hold what is not zero, run by LiteRT, and "
-        "dense_file one with the same weights, zeros and all. Size on disk is theirs. Their ratios "
-        "are to TensorFlow's own dense prediction, so they are mostly the runtime's: what zeros "
-        "buy in LiteRT is sparse_file against dense_file.",
-        "Weights are initial ones, since speed does not depend on them; what pruning does to "
-        "accuracy stands with pruning, what removed channels do to it with structured pruning.",
+        "masked: this share of each dense kernel, the smallest weights, are zeros in a dense "
+        "tensor. csr: the same weights as CSR matrices. The proof has the bytes of both. "
+        "structured: a dense transformer with fewer channels and as many weights left.",
+        "sparse_file is a LiteRT file whose kernels store only nonzero weights; dense_file has "
+        "the same weights with their zeros. Both run in LiteRT, and size on disk is theirs. "
+        "Their ratios are to TensorFlow's dense prediction, so they mostly show the runtime. "
+        "What zeros gain in LiteRT is sparse_file over dense_file.",
+        "Weights are initial ones, because speed does not depend on them. What pruning and "
+        "removed channels do to accuracy is measured under pruning and structured pruning.",
     ),
     counts=True,
 )

@@ -51,13 +51,13 @@ TECHNIQUE = Technique(
         Workload("digits-cnn", "small", effort="full", mode="predict"),
     ),
     differs_by_design=(
-        "PyTorch traces the model and keeps its code over smaller modules; TensorFlow clones the "
-        "graph with smaller layers. The models that come out have the same shapes.",
+        "PyTorch traces the model and keeps its code with smaller modules; TensorFlow clones the "
+        "graph with smaller layers. The resulting models have the same shapes.",
     ),
     notes=(
-        "channels_50 has half the channels of each convolution, the first one's too.",
-        f"Accuracy: every row trains for the recipe's epochs and {MORE_EPOCHS} more at the same "
-        "learning rate, with a new optimizer; channels go in between.",
+        "channels_50 has half the channels of each convolution, also of the first one.",
+        f"Accuracy: every row trains for the recipe's epochs and then {MORE_EPOCHS} more at the "
+        "same learning rate, with a new optimizer. Channels are removed in between.",
     ),
     counts=True,
 )

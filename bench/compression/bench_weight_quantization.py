@@ -44,13 +44,13 @@ TECHNIQUE = Technique(
         Workload("text-gpt-wide", "compute", effort="full", mode="predict"),
     ),
     differs_by_design=(
-        "PyTorch multiplies 4-bit weights with a kernel for them, TensorFlow makes floats of them "
-        "first. int4 has a zero point in each group in both, int8 is symmetric.",
+        "PyTorch has a kernel that multiplies 4-bit weights; TensorFlow first converts them to "
+        "floats. int4 has a zero point per group in both, int8 is symmetric.",
     ),
     notes=(
-        "fp32 is the same graph with float weights, compiled in PyTorch, a graph function in "
+        "fp32 is the same graph with float weights: compiled in PyTorch, a graph function in "
         "TensorFlow. Embeddings and activations stay in float32.",
-        "Size is that of the file that would be deployed.",
+        "Size is that of the deployed file.",
     ),
     counts=True,
 )

@@ -47,7 +47,7 @@ ROUTES = {
     ),
 }
 UNSUPPORTED = {
-    "pt": {"export_litert(precision)": "litert-torch leaves rounding to other packages"},
+    "pt": {"export_litert(precision)": "litert-torch leaves quantization to other packages"},
     "tf": {"export_executorch": "ExecuTorch takes programs of torch.export"},
 }
 INT8_LOSSES = 1e-1  # relative: those in int8, each from its own ranges
@@ -115,39 +115,39 @@ TECHNIQUE = Technique(
         Workload("photos-resnet50", "compute", effort="full", mode="predict"),
     ),
     differs_by_design=(
-        "onnx is one runtime with the same weights from both sides; what differs is the graph that "
-        "each exporter writes: the table of operators counts them as exported, and as ONNX Runtime "
-        "runs them after its own optimization.",
-        "int8 in ONNX Runtime and OpenVINO is one quantizer over the file of each exporter; "
-        "LiteRT's is TensorFlow's own.",
-        "Files from TensorFlow take images as NHWC, those from PyTorch as NCHW. LiteRT computes in "
-        "NHWC, so that PyTorch's files for it transpose.",
-        "PyTorch's LiteRT and ExecuTorch take packages that this project does not ask for: "
-        "docs/install.md.",
+        "onnx is one runtime with the same weights from both sides. The graphs that the "
+        "exporters write differ: the table of operators counts them as exported, and as ONNX "
+        "Runtime runs them after its optimization.",
+        "int8 in ONNX Runtime and OpenVINO is one quantizer on the file of each exporter; LiteRT "
+        "uses TensorFlow's.",
+        "Files from TensorFlow take images as NHWC, those from PyTorch as NCHW. LiteRT computes "
+        "in NHWC, so PyTorch's files for it transpose.",
+        "PyTorch needs extra packages for LiteRT and ExecuTorch: see docs/install.md.",
         "baseline is the framework in place: eager in PyTorch, one tf.function in TensorFlow.",
     ),
     notes=(
-        "Timed are predictions on all threads in a process that also holds the framework, NumPy "
-        "arrays in and out for the runtimes, tensors in place. Measured apart are fresh processes "
-        "that import the runtime alone: start is the time from the creation of the process to its "
-        "first prediction, files in the page cache; load is reading the model once all is "
-        "imported; memory is the peak of the whole process at batch 1; latency is the median of "
-        "predictions of one sample, beside it p95, and p99 where a thousand calls were made. "
-        "Samples/s are of batches of 64 on all threads, in a full run of smaller ones and on one "
-        "thread, too. There every figure is from four processes; in a default run the start is "
-        "from two, and the rest from one.",
-        "ExecuTorch's package for Python imports PyTorch: start and memory are PyTorch's, too, "
-        "which no device pays. Its file plans memory for 256 samples.",
-        "litert-torch (0.10) writes its example's sizes into a file, which LiteRT lays out anew "
-        "for others. In digits-cnn, of one channel, a reshape holds the size: UNSUPPORTED.",
-        "Precision is pinned: OpenVINO takes bfloat16 by itself where the CPU has it. ONNX "
-        "Runtime's CPU kernels have float32 and integers alone on x86; litert_fp16 has float16 "
-        "weights in its file and computes in float32. int8 takes its ranges from "
-        f"{serving.CALIBRATION} samples of the training split, or all where there are fewer.",
-        "Before it counts, every export is held against its model on up to "
-        f"{serving.CHECKED} test samples: outputs within 1e-4 of the largest (half precision: 5%, "
-        "int8: 10%), classes equal in 99.9% (95%, 90%). Files hold the weights of the model that "
-        "the run has trained for predictions, where the task has one, else initial weights.",
+        "Predictions are timed on all threads in a process that also holds the framework, with "
+        "NumPy arrays in and out for the runtimes, and tensors in place. New processes that "
+        "import only the runtime measure the rest. start: from the creation of the process to "
+        "its first prediction, with files in the page cache. load: reading the model after all "
+        "imports. memory: the peak of the whole process at batch 1. latency: the median of "
+        "predictions of one sample, with p95, and p99 after a thousand calls. Samples/s are of "
+        "batches of 64 on all threads. In a full run each figure is from four processes, and "
+        "samples/s are also of smaller batches and on one thread. In a default run the start is "
+        "from two processes, the rest from one.",
+        "ExecuTorch's Python package imports PyTorch, so start and memory include PyTorch, which "
+        "a device would not have. Its file plans memory for 256 samples.",
+        "litert-torch (0.10) writes its example's sizes into a file, and LiteRT lays it out "
+        "again for others. In digits-cnn, with one channel, a reshape fixes the size: "
+        "UNSUPPORTED.",
+        "Precision is fixed: OpenVINO would choose bfloat16 where the CPU has it. On x86, ONNX "
+        "Runtime's CPU kernels have only float32 and integers. litert_fp16 has float16 weights "
+        f"in its file and computes in float32. int8 takes its ranges from {serving.CALIBRATION} "
+        "samples of the training split, or all if there are fewer.",
+        f"Every export is first compared with its model on up to {serving.CHECKED} test samples: "
+        "outputs within 1e-4 of the largest (half precision: 5%, int8: 10%), classes equal in "
+        "99.9% (95%, 90%). Files have the weights of the model that the run has trained for "
+        "predictions, or else initial weights.",
     ),
     probes=True,
 )

@@ -15,10 +15,10 @@ from shared.user_model import arrays
 
 UNSUPPORTED = {
     "tf": {
-        "fuse_conv_bn": "Keras has no pass for it: grappler does it in a graph of constants, which"
-        " is frozen_predict",
-        "save_cache": "XLA takes its cache from a folder that TF_XLA_FLAGS names, not by a call",
-        "load_cache": "XLA takes its cache from a folder that TF_XLA_FLAGS names, not by a call",
+        "fuse_conv_bn": "Keras has no pass for it: grappler does it in a graph with constants, see"
+        " frozen_predict",
+        "save_cache": "XLA's cache is a folder named in TF_XLA_FLAGS: there is no call",
+        "load_cache": "XLA's cache is a folder named in TF_XLA_FLAGS: there is no call",
     }
 }
 SAME = 1e-4  # relative L2 of predictions: kernels round otherwise
@@ -74,15 +74,15 @@ TECHNIQUE = Technique(
         Workload("text-gpt-deep", "small", mode="predict"),
     ),
     differs_by_design=(
-        "Constants are compiled by TorchInductor (freezing) in PyTorch, and folded by grappler in "
-        "TensorFlow, which compiles nothing.",
-        "A block is a transformer block in PyTorch, compiled once for all; in TensorFlow it is the "
-        "attention in it, which is a layer, and a program of XLA each.",
+        "Constants are compiled by TorchInductor (freezing) in PyTorch, and folded by grappler "
+        "in TensorFlow, which compiles nothing.",
+        "A block is a transformer block in PyTorch, compiled once for all blocks. In TensorFlow "
+        "it is the attention layer in it, with one XLA program each.",
     ),
     notes=(
-        "The first call of each row is that of a fresh process with empty caches. Before that of "
-        "carried, the file that another process has saved is loaded.",
-        "Weights are the initial ones: neither time nor evidence depends on them.",
+        "The first call of each row is in a new process with empty caches. carried first loads "
+        "the file that another process has saved.",
+        "Weights are initial ones: neither time nor evidence depends on them.",
     ),
 )
 

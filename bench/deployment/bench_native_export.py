@@ -28,10 +28,10 @@ ROUTES = {
 }
 UNSUPPORTED = {
     "tf": {
-        "export_torchscript": "TorchScript is PyTorch's: TensorFlow writes SavedModels",
-        "load_torchscript": "TorchScript is PyTorch's: TensorFlow loads SavedModels",
-        "tensorrt_predict": "TF-TRT is gone: TensorFlow is built without TensorRT since 2.18; an"
-        " ONNX file and load_tensorrt of shared/runtimes.py go there",
+        "export_torchscript": "TorchScript is only in PyTorch: TensorFlow writes SavedModels",
+        "load_torchscript": "TorchScript is only in PyTorch: TensorFlow loads SavedModels",
+        "tensorrt_predict": "TensorFlow is built without TensorRT since 2.18: use an ONNX file and"
+        " load_tensorrt of shared/runtimes.py",
     }
 }
 LACKING = {"torchscript": "export_torchscript", "tensorrt": "tensorrt_predict"}  # by route
@@ -103,14 +103,14 @@ TECHNIQUE = Technique(
     differs_by_design=(
         "compiled is torch.compile with frozen weights in PyTorch and XLA in TensorFlow.",
         "aotinductor is machine code for this CPU in a package, saved_model a graph in a folder.",
-        "torchscript is PyTorch's and deprecated; tensorrt is Torch-TensorRT in PyTorch, and in "
-        "TensorFlow gone.",
+        "torchscript is only in PyTorch, and deprecated. tensorrt is Torch-TensorRT in PyTorch; "
+        "TensorFlow has none any more.",
     ),
     notes=(
-        "Timed and measured apart as in export, whose rows are the runtimes without a framework; "
-        "here a fresh process imports the framework, and in place builds the model.",
-        "compiled starts by compiling: its first start fills torch.compile's cache, later ones "
-        "use it.",
+        "Measured as in export, whose rows are the runtimes without a framework. Here a new "
+        "process imports the framework, and in place it also builds the model.",
+        "compiled compiles when it starts: its first start fills torch.compile's cache, later "
+        "ones use it.",
     ),
     probes=True,
 )

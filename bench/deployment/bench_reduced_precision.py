@@ -13,7 +13,7 @@ TECHNIQUE = Technique(
     name="reduced_precision",
     effort="ordinary",
     title="Predictions in reduced precision",
-    user_model="native_export predicts in files of a model; this casts in every call",
+    user_model="native_export measures it, by files of a model; this casts in every call",
     variants=(
         Variant("fp32", role="baseline", title="float32", program="plain"),
         row("bf16", "bfloat16", dtype="bfloat16", loss_tolerance=HALF_LOSSES, changes="math"),
@@ -40,9 +40,9 @@ TECHNIQUE = Technique(
         "computes in bfloat16 over float32 variables.",
     ),
     notes=(
-        "The weights stay float32 and are cast in every call; files in bfloat16 are rows of export "
-        "and native_export.",
-        "neutral is the price where there is nothing to do.",
+        "The weights stay float32 and are cast in every call; export and native_export have rows "
+        "with bfloat16 files.",
+        "neutral shows the cost if there is nothing to do.",
     ),
 )
 

@@ -33,7 +33,7 @@ TECHNIQUE = Technique(
     family="deployment",
     name="serving_threads",
     title="Threads and processes for serving",
-    user_model="what serves it is measured in other processes: search of the technique file",
+    user_model="it needs server processes: use search of the technique file",
     variants=(
         Variant(
             "as_installed",
@@ -116,23 +116,23 @@ TECHNIQUE = Technique(
         Workload("photos-resnet18", "single", effort="full", mode="predict", timed=False),
     ),
     differs_by_design=(
-        "Every thread that calls a model brings a team of threads in PyTorch; in TensorFlow all "
+        "In PyTorch each thread that calls a model has a team of threads; in TensorFlow all "
         "callers share the pools of the process.",
-        "As installed a pool has a thread for each physical core in PyTorch, and for each logical "
-        "one in TensorFlow.",
+        "As installed, a pool has one thread per physical core in PyTorch, and one per logical "
+        "core in TensorFlow.",
     ),
     notes=(
-        "Instances are processes that a parent asks through pipes, also where there is one. There "
-        "are twice as many callers as cores, each of which asks again once it has its answer. In "
-        "training a caller asks for a step, of whichever training is free, and as installed there "
-        "is one.",
-        "Latency is the median of one caller; waiting is the 95th percentile of many. Cores is the "
-        "CPU time of all instances a second, threads how many of an instance did work: a twentieth "
-        "of its busiest one at least.",
-        "Half the cores is a control group's quota, which takes root. Sized pools there are "
+        "Instances are processes that a parent asks through pipes, even if there is one. There "
+        "are twice as many callers as cores, and each asks again when it has its answer. In "
+        "training a caller asks any free instance for a step, and as installed there is one "
+        "instance.",
+        "Latency is the median of one caller; waiting is the 95th percentile of many. Cores is "
+        "the CPU time of all instances per second. Threads counts the threads of an instance "
+        "that do at least a twentieth of its busiest one's work.",
+        "Half the cores is the quota of a cgroup, which needs root. Sized pools there are "
         "compared with those as installed there, and a runtime's rows with that runtime as "
-        "installed. The best of a search is started anew and measured as the others; the evidence "
-        "has all that it tried.",
+        "installed. The best setting of a search is started again and measured like the others; "
+        "the evidence has all that it tried.",
     ),
     probes=True,
 )

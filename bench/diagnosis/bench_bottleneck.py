@@ -21,7 +21,7 @@ TECHNIQUE = Technique(
         Workload("digits-cnn", "compute", timed=False),
         Workload("digits-cnn", "small", timed=False),
     ),
-    notes=("Shares of the step, of its size the share of the machine's memory that is in use.",),
+    notes=("Shares are of the step; for size, of the machine's memory.",),
     probes=True,
 )
 

@@ -24,7 +24,7 @@ TECHNIQUE = Technique(
         warm("cache", "2 MB kept in 15 rounds", "ordinary", cache=2.0),
     ),
     workloads=(Workload("digits-cnn", "small", timed=False),),
-    notes=(f"{ROUNDS} rounds of a step. Growth: of a round, over the second half of them.",),
+    notes=(f"{ROUNDS} rounds of a step. Growth is per round, over the second half of them.",),
     probes=True,
 )
 

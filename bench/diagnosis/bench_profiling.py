@@ -28,9 +28,9 @@ TECHNIQUE = Technique(
         Workload("digits-cnn", "small", effort="ordinary", timed=False),
     ),
     notes=(
-        f"Of the profiled row, steps without and with the profiler take turns, {STEPS} of either "
-        "kind. Cost: what the profiler adds to a step there. Parts: of the step as it is without; "
-        "they add up to it.",
+        f"In the profiled row, {STEPS} steps without the profiler and {STEPS} with it take turns. "
+        "Cost is what the profiler adds to a step there. Parts are of the step without it, and "
+        "add up to it.",
     ),
     probes=True,
 )

@@ -48,19 +48,20 @@ TECHNIQUE = Technique(
     ),
     workloads=(Workload("photos", "compute", timed=False),),
     differs_by_design=(
-        "PyTorch decodes with Pillow, with fast_decoder with torchvision; TensorFlow in its graph, "
-        "with fast_decoder only what the crop needs. Pixels agree within one grey level.",
-        "PyTorch's workers are processes, TensorFlow's calls at a time in threads. naive has none "
-        "in PyTorch, and as many as tf.data sees fit in TensorFlow.",
+        "PyTorch decodes with Pillow, or with torchvision in fast_decoder. TensorFlow decodes in "
+        "its graph; in fast_decoder only what the crop needs. Pixels agree within one grey "
+        "level.",
+        "PyTorch's workers are processes, TensorFlow's are parallel calls in threads. naive has "
+        "none in PyTorch, and as many as tf.data chooses in TensorFlow.",
     ),
     notes=(
-        "The work limit is one single-threaded process a core that does the same work per sample "
-        "with nothing around it. It is measured before and after each timed epoch; the share is "
-        "that of the epoch in the mean of both, once the pipeline is filled.",
+        "The work limit is what one single-threaded process per core does of the same work per "
+        "sample, without a pipeline. It is measured before and after each timed epoch. The share "
+        "is the epoch's rate, once the pipeline is filled, over the mean of both.",
         "A later first batch is that of an epoch after the first. CPU seconds are those of all "
-        "processes for 1,000 samples; memory is what the process that trains has at its peak, "
-        "imports included, and its workers beside it. Data stall is the part of a small CNN's "
-        "train steps that waits for its batch, on the same cores. Files are in the page cache.",
+        "processes for 1,000 samples. Memory is the peak of the training process, imports "
+        "included, plus its workers. Data stall is the share of a small CNN's train steps that "
+        "waits for a batch, on the same cores. Files are in the page cache.",
     ),
     probes=True,
 )

@@ -8,7 +8,7 @@ from bench.harness.plan import Technique, Work, Workload, warm
 from bench.probes import pipelines
 
 UNSUPPORTED = {
-    "pt": {"snapshot_loader": "PyTorch stores nothing that a pipeline makes: take disk_cached"}
+    "pt": {"snapshot_loader": "PyTorch does not store a pipeline's output: use disk_cached"}
 }
 CACHED = ("memory_cached", "disk_cached", "snapshot")
 
@@ -28,14 +28,14 @@ TECHNIQUE = Technique(
     ),
     workloads=(Workload("digits-cnn", "compute", timed=False),),
     differs_by_design=(
-        "PyTorch's workers are processes, from which each batch has to come back; TensorFlow's are "
-        "threads. TensorFlow's vectorised may use them too: tf.data decides.",
-        "PyTorch's cache on disk is mapped, TensorFlow's is read anew in every epoch.",
+        "PyTorch's workers are processes, which must send each batch back; TensorFlow's are "
+        "threads. TensorFlow's vectorised may use them, too: tf.data decides.",
+        "PyTorch's cache on disk is mapped, TensorFlow's is read again in every epoch.",
     ),
     notes=(
-        "The work limit is one single-threaded process a core that does the vectorised work on "
-        "batches with nothing around it, for cached rows without what the cache saves. It is "
-        "measured before and after each repetition, of as many epochs as take 0.3 s.",
+        "The work limit is what one single-threaded process per core does of the vectorised work "
+        "on batches, without a pipeline; for cached rows, without what the cache saves. It is "
+        "measured before and after each repetition, which has enough epochs to take 0.3 s.",
         "Other figures are explained under folder.",
     ),
     probes=True,

@@ -31,12 +31,12 @@ TECHNIQUE = Technique(
     ),
     workloads=(Workload("photos", "compute", timed=False),),
     differs_by_design=(
-        "PyTorch's workers are processes; TensorFlow's are threads, which take turns in the Python "
-        "that cuts a crop from the mapped array.",
+        "PyTorch's workers are processes; TensorFlow's are threads, which take turns in the "
+        "Python code that cuts a crop from the mapped array.",
     ),
     notes=(
-        "The work limit of a mapped row is its own: crop, resize and normalise, without decoding. "
-        "So compare samples/s between the rows, and the share of the limit within one.",
+        "The work limit of a mapped row differs: crop, resize and normalise, without decoding. "
+        "So compare samples/s between rows, and the share of the limit within one.",
         "The arrays are made before anything is timed, and are in the page cache. Figures are "
         "explained under folder.",
     ),

@@ -36,15 +36,15 @@ TECHNIQUE = Technique(
     workloads=(Workload("photos", "compute", timed=False),),
     differs_by_design=(
         "PyTorch reads tar files, TensorFlow TFRecord files, with the same JPEG files in them.",
-        "PyTorch's workers are processes with shards and a buffer of their own; TensorFlow's are "
-        "threads that read shards in turn into one buffer. Without workers PyTorch decodes in the "
-        "process that trains, and TensorFlow in as many threads as tf.data sees fit.",
-        "Both draw the next of 256 samples from a buffer, each with a generator of its own.",
+        "PyTorch's workers are processes, each with its shards and buffer; TensorFlow's are "
+        "threads that read shards in turns into one buffer. Without workers, PyTorch decodes in "
+        "the training process, and TensorFlow in as many threads as tf.data chooses.",
+        "Both draw the next sample from a buffer of 256, with different random generators.",
     ),
     notes=(
-        f"Shards of {SAMPLES} photos, in the page cache; they are made before anything is timed. "
-        "The work limit reads them with one single-threaded process a core and does the same work "
-        "per sample, with nothing around it and no checksums.",
+        f"Shards have {SAMPLES} photos, are made before anything is timed, and are in the page "
+        "cache. The work limit is what one single-threaded process per core does of the same "
+        "work per sample, without a pipeline and without checksums.",
         "Figures are explained under folder.",
     ),
     probes=True,

@@ -8,8 +8,8 @@ from bench.harness.plan import Technique, Work, Workload, warm
 from bench.probes import pipelines
 
 UNSUPPORTED = {
-    "pt": {"service_loader": "DataLoader's workers are processes of the machine that trains"},
-    "tf": {"threads_loader": "tf.data has no other workers than threads: it would be tuned_loader"},
+    "pt": {"service_loader": "DataLoader's workers run only on the machine that trains"},
+    "tf": {"threads_loader": "tf.data's workers are always threads: see tuned_loader"},
 }
 
 TECHNIQUE = Technique(
@@ -66,14 +66,14 @@ TECHNIQUE = Technique(
         "A batch of PyTorch's ring is lent until the next but one is asked for.",
     ),
     notes=(
-        "The work limit is one single-threaded process a core that does the same work per sample "
-        "with nothing around it. It is measured before and after each timed epoch; the share is "
-        "that of the epoch in the mean of both, once the pipeline is filled.",
-        "tuned_one_op_thread: TensorFlow's operators run on one thread each, as in a process that "
-        "trains on a GPU; the step of its data stall does too. PyTorch's workers always do so. "
-        "tuned_kept_memory does the same, and glibc keeps freed memory (MALLOC_MMAP_THRESHOLD_, "
-        "MALLOC_TRIM_THRESHOLD_ and MALLOC_TOP_PAD_ are set) instead of giving each batch's back "
-        "for the kernel to clear; so do the processes of its limit.",
+        "The work limit is what one single-threaded process per core does of the same work per "
+        "sample, without a pipeline. It is measured before and after each timed epoch. The share "
+        "is the epoch's rate, once the pipeline is filled, over the mean of both.",
+        "tuned_one_op_thread: TensorFlow's operators run on one thread each, as in a process "
+        "that trains on a GPU, also in the step of its data stall. PyTorch's workers always do "
+        "so. tuned_kept_memory does the same, and glibc keeps freed memory "
+        "(MALLOC_MMAP_THRESHOLD_, MALLOC_TRIM_THRESHOLD_ and MALLOC_TOP_PAD_ are set), so that "
+        "the kernel need not clear it for each batch. The processes of its limit do so, too.",
         "Figures are explained under folder.",
     ),
     probes=True,

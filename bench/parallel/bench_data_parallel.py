@@ -24,8 +24,8 @@ MICRO = {"variant": "accumulated", "micro_batches": 4}
 UNSUPPORTED = {
     "pt": {"tpu": "PyTorch needs torch_xla for TPUs, which this project does not use"},
     "tf": {
-        "apply_fsdp": "tf.distribute keeps each variable whole on each replica: it has no ZeRO",
-        "sharded": "tf.distribute keeps each variable whole on each replica: it has no ZeRO",
+        "apply_fsdp": "tf.distribute keeps whole variables on each replica: it has no ZeRO",
+        "sharded": "tf.distribute keeps whole variables on each replica: it has no ZeRO",
     },
 }
 
@@ -79,25 +79,26 @@ TECHNIQUE = Technique(
     ),
     workloads=(Workload("digits-cnn", "compute", timed=False),),
     differs_by_design=(
-        "processes is DistributedDataParallel and MultiWorkerMirroredStrategy, a process each "
-        "replica; one_process is nn.DataParallel, which needs GPUs, and MirroredStrategy, here "
-        "over two logical devices of the CPU; sharded is FSDP2, which TensorFlow lacks.",
+        "processes is DistributedDataParallel and MultiWorkerMirroredStrategy, with one process "
+        "per replica. one_process is nn.DataParallel, which needs GPUs, and MirroredStrategy, "
+        "here over two logical devices of the CPU. sharded is FSDP2, which TensorFlow lacks.",
     ),
     notes=(
-        "On a machine with few cores this shows that replicas compute what one process computes, "
-        "and what their exchange costs. Threads in total and the global batch are the same for one "
-        "replica and for two. Efficiency is two replicas' rate in that of one: above 100% where "
-        "one process leaves threads idle that two use. It says nothing of more hardware.",
-        "A rate is the median of several runs, of one replica and of two in turns, each the median "
-        f"of {STEPS - WARM_STEPS} steps. Its range is that of the runs: they scatter more than the "
-        "steps of one. The communication share is what a step of two replicas takes longer than "
-        "that of two separate runs side by side, each with half of the batch and of the threads. "
-        "It holds waiting for the other, too.",
-        "Bytes are those that crossed the loopback interface in a step, all replicas together, "
-        "with headers; a ring all-reduce sends 2 (n - 1) times the gradients' size, 2 (n - 1) / n "
-        "a replica. Replicas in one process send nothing.",
-        f"Losses apart is the largest relative difference of the first {COMPARED} losses to those "
-        "of one replica. Without synchronised BatchNorm they train another function of the batch.",
+        "With few cores this shows that replicas compute what one process computes, and what "
+        "their exchange costs. Total threads and the global batch are the same for one replica "
+        "and for two. Efficiency is the rate of two replicas over that of one: it is above 100% "
+        "if one process leaves threads idle that two use. It says nothing about more hardware.",
+        "A rate is the median of several runs, of one replica and of two in turns; each run's "
+        f"rate is the median of {STEPS - WARM_STEPS} steps. Its range is over runs, which scatter "
+        "more than steps of one run. The communication share is by how much a step of two "
+        "replicas is longer than one of two separate runs at the same time, each with half of "
+        "the batch and of the threads. It includes waiting for the other replica.",
+        "Bytes are those that crossed the loopback interface per step, of all replicas together, "
+        "with headers. A ring all-reduce sends 2 (n - 1) times the gradients' size, 2 (n - 1) / "
+        "n per replica. Replicas in one process send nothing.",
+        f"Losses apart is the largest relative difference of the first {COMPARED} losses from "
+        "those of one replica. Without synchronised BatchNorm they train another function of the "
+        "batch.",
     ),
     probes=True,
 )

@@ -29,21 +29,23 @@ TECHNIQUE = Technique(
     ),
     workloads=(Workload("text-gpt-wide", "compute", timed=False),),
     differs_by_design=(
-        "PyTorch's stages are processes with a share of the threads each, which send activations "
-        "through sockets; TensorFlow's are devices in one process, whose threads serve them all.",
+        "PyTorch's stages are processes, each with a share of the threads, which send "
+        "activations through sockets. TensorFlow's are devices in one process, whose threads "
+        "serve them all.",
     ),
     notes=(
-        "All on the CPU: this shows that the work is the same and what it costs, not a speed-up, "
-        "for which each stage would need a device of its own. One device has all threads, too.",
-        f"{model_parallel.STEPS} steps of a model whose second stage has two of three blocks; each "
-        "case is checked: losses and all weights are those of one process within the parity bar.",
-        "cores idle: CPU time of the processes that train, as a part of what the cores could have "
-        "given between the end of the first step and that of the last: waiting for another stage, "
-        "for messages, and what does not run in parallel. bubble reference: (p-1)/(m+p-1) of p "
-        "even stages and m micro-batches, alone.",
-        "memory: resident, at its highest in these steps, with imports: of the largest process, "
-        "and of all. sent bytes: what the processes wrote in a step; reference bytes: activations "
-        "at the cut and their gradients.",
+        "Everything runs on the CPU: this shows that the work is the same and what it costs. A "
+        "speed-up would need one device per stage. The row with one device has all threads, too.",
+        f"Each case takes {model_parallel.STEPS} steps of a model whose second stage has two of "
+        "three blocks. It is checked that losses and all weights equal those of one process "
+        "within the parity bar.",
+        "cores idle: CPU time that the training processes did not use, as a share of what the "
+        "cores could give between the end of the first step and that of the last: waiting for "
+        "another stage or for messages, and serial work. bubble reference: (p-1)/(m+p-1) for p "
+        "equal stages and m micro-batches.",
+        "memory: peak resident memory in these steps, with imports, of the largest process and "
+        "of all. sent bytes: what the processes wrote per step; reference bytes: activations at "
+        "the cut and their gradients.",
     ),
     probes=True,
 )

@@ -21,19 +21,20 @@ TECHNIQUE = Technique(
     ),
     workloads=(Workload("text-gpt-wide", "compute", timed=False),),
     differs_by_design=(
-        "PyTorch's parts are processes with a share of the threads each, which send through "
-        "sockets; TensorFlow's are devices in one process, whose threads serve them all.",
-        "TensorFlow's optimizer runs eagerly, an operation at a time; see the technique.",
+        "PyTorch's parts are processes, each with a share of the threads, which send through "
+        "sockets. TensorFlow's are devices in one process, whose threads serve them all.",
+        "TensorFlow's optimizer runs eagerly, one operation at a time; see the technique.",
         "PyTorch's hybrid shards all states over the replicas; TensorFlow's replicas hold all.",
     ),
     notes=(
-        "All on the CPU: this shows that the work is the same and what it costs, not a speed-up. "
-        "The hybrid has four processes or devices, on as many cores as there are. One device has "
-        "all threads, too.",
-        f"{model_parallel.STEPS} steps with the feed-forward layers of all blocks split; each case "
-        "is checked: losses and all weights are those of one process within the parity bar.",
+        "Everything runs on the CPU: this shows that the work is the same and what it costs, not "
+        "a speed-up. The hybrid has four processes or devices on the same cores. The row with "
+        "one device has all threads, too.",
+        f"Each case takes {model_parallel.STEPS} steps with the feed-forward layers of all blocks "
+        "split. It is checked that losses and all weights equal those of one process within the "
+        "parity bar.",
         "cores idle, memory and sent bytes are explained under model_parallel. reference bytes: "
-        "what all processes send for ring all-reduces of the activations, two a block, without "
+        "what all processes send for ring all-reduces of the activations, two per block, without "
         "what the hybrid's replicas send.",
     ),
     probes=True,

@@ -36,19 +36,19 @@ TECHNIQUE = Technique(
     ),
     workloads=(Workload("digits-few", "compute", accuracy=True),),
     differs_by_design=(
-        "Each framework draws random numbers of its own, so that twins do not see the same images.",
-        "On the host, PyTorch augments in worker processes, one a thread, from which batches have "
-        "to come back; TensorFlow in threads of tf.data.",
+        "The frameworks draw different random numbers, so they do not see the same images.",
+        "On the host, PyTorch augments in worker processes, one per thread, which must send "
+        "batches back; TensorFlow augments in threads of tf.data.",
     ),
     notes=(
         "Step times: on the device, a whole batch at once, within the step. Geometry: up to "
-        f"{GEOMETRY['rotation']:g} degrees, {GEOMETRY['zoom']:.0%} of zoom and of shift. A flipped "
-        "digit is none: that row shows a change that does not leave the label true.",
-        "Every row takes the same steps; mixed labels need more of them.",
-        "Measured apart, in samples/s: an input pipeline alone (with the row's change), and "
-        "training from one: without augmentation, with it on the host, with it on the device. What "
-        "is lost is the share of the rate without, measured in turn in the same process. On a CPU "
-        "host and device share the cores.",
+        f"{GEOMETRY['rotation']:g} degrees, and {GEOMETRY['zoom']:.0%} of zoom and of shift. A "
+        "flipped digit is no digit: that row shows a change that makes labels wrong.",
+        "Every row takes the same number of steps; mixed labels would need more.",
+        "In samples/s: an input pipeline (with the row's change), and training from one without "
+        "augmentation, with it on the host, and with it on the device. The loss is relative to "
+        "the rate without, measured in turns in the same process. On a CPU, host and device "
+        "share the cores.",
     ),
     probes=True,
 )

@@ -37,12 +37,14 @@ TECHNIQUE = Technique(
     ),
     composed_of=("recipes.early_stopping",),
     notes=(
-        f"The exponential average remembers {MEMORY:.0%} of the steps; SWA takes the mean of the "
-        "weights after each epoch of the second half. The statistics of BatchNorm are made anew.",
-        f"Early stopping looks at {HELD_OUT} samples that it holds out of the training split, on "
-        f"which the others train, too, and ends after {PATIENCE} epochs that are no better. With "
-        "an average it looks at that, with statistics of its own; SWA has none in the first half.",
-        f"On the way to the target the exponential average has statistics of {GLANCED} batches.",
+        f"The exponential average remembers {MEMORY:.0%} of the steps. SWA is the mean of the "
+        "weights after each epoch of the second half. Statistics of BatchNorm are computed "
+        "again.",
+        f"Early stopping looks at {HELD_OUT} samples that it holds out of the training split; "
+        f"other rows train on them. It ends after {PATIENCE} epochs without improvement. With an "
+        "average it looks at that, with statistics computed for it; SWA has none in the first "
+        "half.",
+        f"On the way to the target, the exponential average has statistics of {GLANCED} batches.",
     ),
 )
 

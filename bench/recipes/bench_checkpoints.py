@@ -22,13 +22,13 @@ TECHNIQUE = Technique(
         Workload("photos-resnet18", "small", effort="ordinary", timed=False),
     ),
     differs_by_design=(
-        "PyTorch's file is torch.save's; TensorFlow's is NumPy's archive: its own checkpoints are "
-        "several files, which can't be replaced at once.",
+        "PyTorch writes a file by torch.save. TensorFlow writes an archive of NumPy, because its "
+        "checkpoints are several files, which can't be replaced atomically.",
     ),
     notes=(
-        "After one step, so that the optimizer has its state. Each file is flushed to the disk. "
-        "Load time is that of a model that stands already. Training waits while it saves.",
-        "Half precision is for deployment, or to start another training from: what is read is "
+        "Saved after one step, so that the optimizer has its state. Each file is flushed to the "
+        "disk. Load time is that into an existing model. Training waits while it saves.",
+        "Half precision is for deployment, or for the start of another training: the weights are "
         "rounded to 11 bits.",
     ),
     probes=True,

@@ -21,7 +21,7 @@ TECHNIQUE = Technique(
     ),
     workloads=(Workload("digits-cnn", "compute", timed=False),),
     notes=(
-        "Pass: seconds to go over the training split once, with the checks or without. Found: of "
+        "Pass: seconds to go over the training split once, with or without the checks. Found: of "
         "five planted faults (NaN, a value out of range, a label out of range, a rare class, a "
         "sample in both splits).",
     ),

@@ -22,7 +22,7 @@ TECHNIQUE = Technique(
     ),
     composed_of=("recipes.averaging",),
     notes=(
-        f"Early stopping looks at {HELD_OUT} samples that it holds out of the training split, on "
-        f"which the baseline trains, too, and ends after {PATIENCE} epochs that are no better.",
+        f"Early stopping looks at {HELD_OUT} samples that it holds out of the training split; the "
+        f"baseline trains on them. It ends after {PATIENCE} epochs without improvement.",
     ),
 )

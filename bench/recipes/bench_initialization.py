@@ -49,15 +49,16 @@ TECHNIQUE = Technique(
         Workload("digits-cnn", "compute", accuracy=True, trained_from="ordinary", timed=False),
     ),
     differs_by_design=(
-        "The defaults differ: PyTorch draws from a uniform distribution of variance 1/(3 fan-in), "
-        "biases too; Keras takes Glorot's, and zeros. Twins start from other numbers.",
+        "The defaults differ: PyTorch draws weights and biases from a uniform distribution of "
+        "variance 1/(3 fan-in); Keras has Glorot's for weights and zeros for biases. The "
+        "frameworks start from different numbers.",
     ),
     notes=(
-        f"Beside digits-cnn, which has BatchNorm: {LAYERS} dense layers of width {WIDTH} with "
-        "rectifiers, plain and with a shortcut around each, on scikit-learn's digits of 8 x 8: the "
-        "first layer's gradient over that of the output, the layers below a thousandth or above a "
-        f"thousand times of it, and the test accuracy after {RECIPE.epochs} epochs. The gain for "
-        "residuals is for that network alone.",
+        f"In addition to digits-cnn, which has BatchNorm: {LAYERS} dense layers of width {WIDTH} "
+        "with ReLU, plain and with a shortcut around each, on scikit-learn's digits of 8 x 8. "
+        "Shown are the first layer's gradient over that of the output, the number of layers "
+        "below a thousandth or above a thousand times of that, and test accuracy after "
+        f"{RECIPE.epochs} epochs. Only that network uses the gain for residuals.",
     ),
     probes=True,
     composed_of=("kit.examples", "recipes.gradient_health"),

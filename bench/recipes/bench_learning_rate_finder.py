@@ -24,8 +24,8 @@ TECHNIQUE = Technique(
     ),
     workloads=(Workload("digits-cnn", "compute", accuracy=True, timed=False),),
     notes=(
-        "The suggestion is made once a seed, from the weights and the data that a training starts "
-        "with; all rows take their rate from it. The test's own steps are not counted.",
+        "The suggestion is made once per seed, from the weights and data at the start of "
+        "training; all rows use it. The steps of the test are not counted.",
     ),
 )
 

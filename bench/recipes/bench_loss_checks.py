@@ -16,9 +16,9 @@ TECHNIQUE = Technique(
     ),
     workloads=(Workload("digits-cnn", "compute", timed=False),),
     notes=(
-        "Pass: seconds to predict a batch and compute its loss, with the check or without. Found: "
-        "of two planted faults (a loss over probabilities for a model that gives logits, and what "
-        "is lost of the gradient on the way over probabilities).",
+        "Pass: seconds to predict a batch and compute its loss, with or without the check. "
+        "Found: of two planted faults (a loss that takes probabilities for a model that returns "
+        "logits, and the gradient that is lost by going through probabilities).",
     ),
     probes=True,
 )

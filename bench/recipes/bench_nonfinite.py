@@ -22,7 +22,7 @@ TECHNIQUE = Technique(
         Workload("digits-cnn", "compute"),
         Workload("digits-cnn", "small", effort="ordinary"),
     ),
-    notes=("A checked step copies the weights first and waits for its loss.",),
+    notes=("A checked step first copies the weights, and then waits for its loss.",),
 )
 
 

@@ -52,14 +52,14 @@ TECHNIQUE = Technique(
     ),
     workloads=(Workload("digits-few", "compute", accuracy=True, timed=False),),
     notes=(
-        "All rows train with AdamW at a rate of 0.001, the first without any decay. L2 in the loss "
-        "and decoupled decay are of kernels alone, and of strengths that are usual for each: they "
-        "do not mean the same under Adam.",
-        "600 images, each seen 40 times. Accuracy on the training split stands beside it.",
-        "Rows of twice the batch take half the steps at the same rate: scaled, the decay takes the "
-        "same share of the weights an epoch as that of the task's batch.",
-        "BatchNorm is in all rows but one, which starts from the same kernels and has biases in "
-        "its place.",
+        "All rows train with AdamW at a rate of 0.001, the first without any decay. L2 in the "
+        "loss and decoupled decay apply only to kernels, each with a usual strength: under Adam "
+        "they do not mean the same.",
+        "There are 600 images, each seen 40 times. Accuracy on the training split is shown, too.",
+        "Rows of twice the batch take half the steps at the same rate. In the scaled row, decay "
+        "takes the same share of the weights per epoch as at the task's batch.",
+        "All rows but one have BatchNorm. That one starts from the same kernels, and has biases "
+        "instead.",
     ),
 )
 

@@ -76,17 +76,17 @@ TECHNIQUE = Technique(
         Workload("digits-detection", "compute", effort="ordinary", accuracy=True, timed=False),
     ),
     differs_by_design=(
-        "With momentum, PyTorch's sum of gradients and Keras's sum of updates drift apart where "
+        "With momentum, PyTorch's sum of gradients and Keras's sum of updates drift apart when "
         "the rate changes.",
     ),
     notes=(
-        f"The warm-up is {WARMUP:.0%} of the steps. A plateau is two epochs in a row whose mean "
-        "training loss is no better; the rate is then divided by ten.",
-        "A step costs what it costs with a constant rate: nothing is timed. The rate of constant "
-        "is the task's, which was chosen for a constant one; x4 rows begin from four times that.",
-        "Rows of larger batches see as many samples in so many times fewer steps; each of those "
-        "counts once in steps to the target. Accumulated ones compute the batch in parts, for "
-        "each of which BatchNorm has statistics of its own.",
+        f"The warm-up is {WARMUP:.0%} of the steps. A plateau is two epochs in a row without "
+        "improvement of the mean training loss; the rate is then divided by ten.",
+        "A step costs the same at any rate, so nothing is timed. The rate of constant is the "
+        "task's, which was chosen for a constant rate; x4 rows start at four times that.",
+        "Rows of larger batches see the same number of samples in fewer steps; each of these "
+        "counts as one in steps to the target. Accumulated rows compute the batch in parts, each "
+        "with BatchNorm statistics of that part.",
     ),
     composed_of=("train_step.gradient_accumulation",),
 )

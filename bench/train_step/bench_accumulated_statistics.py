@@ -14,7 +14,7 @@ TECHNIQUE = Technique(
     name="accumulated_statistics",
     effort="ordinary",
     title="BatchNorm's statistics under gradient accumulation",
-    user_model="it changes nothing in a step but BatchNorm's statistics: see docs/your_model.md",
+    user_model="it changes only BatchNorm's statistics: see docs/your_model.md",
     composed_of=("train_step.gradient_accumulation",),
     variants=(
         Variant("one_batch", role="baseline", title="one batch", program="plain"),
@@ -32,14 +32,14 @@ TECHNIQUE = Technique(
     ),
     differs_by_design=(
         "PyTorch pools statistics in a hook of each layer, TensorFlow in the graph of a part.",
-        "BatchNorm normalises each part by itself, so that these rows compute something else than "
-        "one large batch does; twin and twin compute the same.",
+        "BatchNorm normalises each part separately, so these rows compute something else than "
+        "one large batch; the frameworks compute the same.",
         "PyTorch's running variance is unbiased, Keras 3's is not.",
     ),
     notes=(
-        "Every row makes one update from the same batch. 4 micro-batches with an update of the "
-        "statistics each are the row micro_4 of gradient_accumulation.",
-        "neutral is the price of pooling: it trains as the plain step.",
+        "Every row makes one update from the same batch. The row micro_4 of "
+        "gradient_accumulation has 4 micro-batches that each update the statistics.",
+        "neutral is the cost of pooling: it trains like the plain step.",
     ),
 )
 

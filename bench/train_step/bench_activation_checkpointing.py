@@ -27,9 +27,9 @@ MORE_PRODUCTS_UNFUSED = 4
 UNSUPPORTED = {
     "tf": {
         "apply_checkpointing(save_products)": "tf.recompute_grad recomputes all of a block: it "
-        "can't keep the products of its inside",
-        "apply_checkpointing(offload)": "TensorFlow keeps what a block needs on the device alone",
-        "make_attention_step": "TensorFlow has one attention: two products, whose scores are kept",
+        "can't keep the products within it",
+        "apply_checkpointing(offload)": "TensorFlow keeps what a block needs only on the device",
+        "make_attention_step": "TensorFlow has one attention: two products, which keep the scores",
     }
 }
 
@@ -64,20 +64,20 @@ TECHNIQUE = Technique(
         Workload("text-gpt-dropout", "small", effort="full"),
     ),
     differs_by_design=(
-        "PyTorch replaces the forward of a block's module and puts its random generators back for "
-        "the second run. Keras's model is flat: a block is a sub-model over the same layers, whose "
-        "second run is given the seeds and statistics that the first one found.",
+        "PyTorch replaces the forward method of a block's module, and resets its random "
+        "generators for the second run. Keras's model is flat: a block is a sub-model over the "
+        "same layers, whose second run gets the seeds and statistics of the first.",
     ),
     notes=(
-        "Memory is measured with the allocator as installed: glibc holds on to part of what "
-        "recomputation frees.",
+        "Memory is measured with the installed allocator: glibc keeps part of what recomputation "
+        "frees.",
         "scores_kept is the baseline without PyTorch's fused attention, which recomputes scores: "
-        "what it takes more is what the fused kernel saves.",
-        "neutral is the price where there is nothing to do: it runs the plain step's operators.",
-        "text-gpt-dropout is trained with dropout: PyTorch's fused attention on a CPU knows none, "
-        "so that the scores of each layer are kept, as they always are in TensorFlow. "
-        "text-gpt-deep is the same without. Frameworks draw different masks, so twins with "
-        "dropout are not comparable step by step.",
+        "what it needs more is what the fused kernel saves.",
+        "neutral is the cost if there is nothing to do: it runs the plain step's operators.",
+        "text-gpt-dropout is trained with dropout, which PyTorch's fused attention on a CPU does "
+        "not support. So the scores of each layer are kept, as always in TensorFlow. "
+        "text-gpt-deep is the same without dropout. The frameworks draw different masks, so with "
+        "dropout they can't be compared step by step.",
     ),
 )
 

@@ -21,9 +21,7 @@ from bench.harness.plan import (
 )
 
 LOOPS = replace(WARM, tasks=("digits-cnn",))  # of a large model a loop costs nothing to see
-UNSUPPORTED = {
-    "pt": {"make_fit_loop": "PyTorch has no fit: its users write the loop (hand_written)"}
-}
+UNSUPPORTED = {"pt": {"make_fit_loop": "PyTorch has no fit: users write the loop (hand_written)"}}
 
 TECHNIQUE = Technique(
     family="train_step",
@@ -45,13 +43,13 @@ TECHNIQUE = Technique(
     ),
     differs_by_design=(
         "PyTorch: eager, NCHW. TensorFlow: one tf.function over the whole step, not XLA, NHWC.",
-        "fit takes its batches from a tf.data pipeline over resident tensors, keeps the loss as a "
-        "metric and reads it on the host after each batch; the other rows are given their batches. "
-        "PyTorch has no fit.",
+        "fit takes its batches from a tf.data pipeline over resident tensors, keeps the loss as "
+        "a metric and reads it on the host after each batch; the other rows are given their "
+        "batches. PyTorch has no fit.",
     ),
     notes=(
-        "as_installed runs without the allocator settings that every other row has; its ratio is "
-        "what these settings are worth.",
+        "as_installed runs without the allocator settings of all other rows; its ratio is what "
+        "these settings gain.",
     ),
 )
 

@@ -41,13 +41,13 @@ TECHNIQUE = Technique(
     ),
     workloads=(Workload(TASK, "compute", timed=False),),
     differs_by_design=(
-        "The peak is that of resident memory above the imports: TensorFlow's holds the traced "
+        "The peak is of resident memory above the imports: TensorFlow's includes the traced "
         "graph, which does not depend on the batch.",
     ),
     notes=(
-        "The budget is --memory-budget, or 512 MiB. The size found was tried and fits; 5% more was "
-        "tried and does not, or does not by the line through two measured sizes.",
-        f"accumulated takes its batch in {MICRO_BATCHES} micro-batches.",
+        "The budget is --memory-budget, or 512 MiB. The size that was found was tried and fits. "
+        "5% more was tried and does not fit, or does not by a line through two measured sizes.",
+        f"accumulated cuts its batch into {MICRO_BATCHES} micro-batches.",
     ),
     probes=True,
 )

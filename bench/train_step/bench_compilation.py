@@ -47,7 +47,7 @@ UNSUPPORTED = {
         "compiled_model_train_step(mode)": "XLA has no modes: these are torch.compile's",
         "compiled_predict(mode)": "XLA has no modes: these are torch.compile's",
         "compile_optimizer": "XLA compiles the update with the step",
-        "fullgraph_train_step": "XLA always compiles everything or raises: see compiled",
+        "fullgraph_train_step": "XLA compiles everything or raises: see compiled",
     },
 }
 
@@ -104,23 +104,23 @@ TECHNIQUE = Technique(
     ),
     differs_by_design=(
         "baseline is eager in PyTorch and one tf.function without XLA in TensorFlow, as each is "
-        "used by default. eager is TensorFlow without tf.function; graph_only is PyTorch's graphs "
-        "with eager's kernels (the backend aot_eager).",
-        "compiled is the whole step on both sides. XLA makes one program of it; torch.compile one "
-        "graph for forward and loss, one for backward and one for the update.",
-        "fullgraph is PyTorch's alone, since XLA always compiles everything or raises.",
+        "used by default. eager is TensorFlow without tf.function; graph_only is PyTorch's "
+        "graphs with eager's kernels (the backend aot_eager).",
+        "compiled is the whole step in both. XLA makes one program of it; torch.compile makes "
+        "one graph for forward and loss, one for backward and one for the update.",
+        "fullgraph is only in PyTorch, because XLA always compiles everything or raises.",
         "PyTorch has no fit. Keras 3's fit with its defaults uses XLA on machines with a GPU and "
-        f"not on those without; fit_steps_per_execution trains on {STEPS_PER_EXECUTION} batches a "
-        "call.",
+        f"not on those without; fit_steps_per_execution trains on {STEPS_PER_EXECUTION} batches "
+        "per call.",
     ),
     notes=(
-        "First calls compile a program that no cache knows. SGD compiles its update a second time "
-        "in the second step, which the first call does not show.",
-        "reduce_overhead turns on CUDA graphs and nothing else: on a CPU it is compiled again, and "
-        "its ratio to compiled should be 1.",
+        "First calls compile a program that is in no cache. SGD compiles its update again in the "
+        "second step, which the first call does not show.",
+        "reduce_overhead turns on only CUDA graphs: on a CPU it is the same as compiled, and its "
+        "ratio to compiled should be 1.",
         "torchscript_trace and torchscript_script are legacy: deprecated in PyTorch.",
-        "The mathematics stays the same in every row, so all certificates hold the task's own bar. "
-        "Compiled, PyTorch's Adam corrects its bias in float32 instead of Python's float64.",
+        "Every row computes the same mathematics, so all losses must agree within the task's "
+        "bar. Compiled, PyTorch's Adam corrects its bias in float32 instead of Python's float64.",
     ),
     cold_starts=2,
 )

@@ -27,7 +27,7 @@ TECHNIQUE = Technique(
         Workload("text-gpt-10m", "compute", effort="ordinary"),
     ),
     differs_by_design=(
-        "PyTorch reads its flag before the update; in TensorFlow the graph decides, and Python "
+        "PyTorch reads its flag before the update. In TensorFlow the graph decides, and Python "
         "reads the flag after it.",
     ),
 )

@@ -43,15 +43,15 @@ TECHNIQUE = Technique(
     differs_by_design=(
         "PyTorch adds up in the parameters' .grad; TensorFlow carries a copy of all gradients "
         "through a loop in the graph.",
-        "BatchNorm normalises each part by itself, so that these rows compute something else than "
-        "one large batch does; twin and twin compute the same.",
-        "Running statistics get an update a part (accumulated_statistics: one a step); PyTorch's "
-        "variance is unbiased, Keras 3's is not.",
+        "BatchNorm normalises each part separately, so these rows compute something else than "
+        "one large batch; the frameworks compute the same.",
+        "Running statistics are updated once per part (accumulated_statistics: once per step); "
+        "PyTorch's variance is unbiased, Keras 3's is not.",
     ),
     notes=(
-        "Every row makes one update from the same batch. Memory is what accumulation is for: see "
-        "the peaks.",
-        "neutral is the price where there is nothing to do: it runs the plain step's operators.",
+        "Every row makes one update from the same batch. Accumulation is for memory: see the "
+        "peaks.",
+        "neutral is the cost if there is nothing to do: it runs the plain step's operators.",
     ),
 )
 

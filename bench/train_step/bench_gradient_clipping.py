@@ -45,9 +45,9 @@ TECHNIQUE = Technique(
     ),
     differs_by_design=("PyTorch divides by norm + 1e-6, TensorFlow by norm.",),
     notes=(
-        f"max_norm is {BOUND}, half of what digits-cnn starts with; a step costs the same whether "
-        "it binds or not. Rows without clipping have none.",
-        "neutral is the price where there is nothing to do: it runs the plain step's operators.",
+        f"max_norm is {BOUND}, half of the norm at which digits-cnn starts. A step costs the same "
+        "whether it clips or not. Rows without clipping have no max_norm.",
+        "neutral is the cost if there is nothing to do: it runs the plain step's operators.",
     ),
 )
 

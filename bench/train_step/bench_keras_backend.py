@@ -35,22 +35,22 @@ TECHNIQUE = Technique(
         Workload("photos-resnet18", "single", mode="predict"),
     ),
     differs_by_design=(
-        "Keras as it comes is eager on PyTorch, and a graph (tf.function) on TensorFlow; on a GPU "
-        "Keras has XLA compile that, unasked.",
-        "Native is PyTorch's eager step on nn.Modules, and on TensorFlow one tf.function on a Keras"
-        " model: there Keras's layers are in both rows, and only its trainer is added.",
+        "By default Keras is eager on PyTorch, and a graph (tf.function) on TensorFlow; on a GPU "
+        "Keras compiles that with XLA without being asked.",
+        "Native is PyTorch's eager step on nn.Modules, and on TensorFlow one tf.function on a "
+        "Keras model: there both rows have Keras's layers, and only its trainer is added.",
         "jit_compile=True is torch.compile of Keras's step in PyTorch, and XLA in TensorFlow.",
     ),
     notes=(
-        "PyTorch / TensorFlow of the row keras is backend over backend; a row over its baseline is "
-        "Keras over native.",
-        "A step is train_on_batch, a prediction predict_on_batch: Keras reads the loss on the host "
-        "after each step, and gives NumPy arrays.",
-        "PyTorch's keras_compiled is measured with --effort full alone: torch.compile makes many "
-        "graphs of Keras's Python, some of them again and again, and takes long.",
-        "Images are NHWC for Keras on either backend. In PyTorch they are a view of the suite's "
-        "NCHW images, which the first convolution lays out anew.",
-        "Keras 3 has JAX as a third backend; JAX is not installed here and is not measured.",
+        "PyTorch / TensorFlow of the row keras is backend over backend; a row over its baseline "
+        "is Keras over native.",
+        "A step is train_on_batch, a prediction predict_on_batch: Keras reads the loss on the "
+        "host after each step, and returns NumPy arrays.",
+        "PyTorch's keras_compiled is measured only with --effort full: torch.compile makes many "
+        "graphs of Keras's Python, some of them again and again, which takes long.",
+        "Images are NHWC for Keras on both backends. In PyTorch they are a view of the suite's "
+        "NCHW images, whose layout the first convolution changes.",
+        "Keras 3 has JAX as a third backend; it is not measured.",
     ),
 )
 

@@ -14,7 +14,7 @@ TECHNIQUE = Technique(
     effort="ordinary",
     title="Loss scaling for float16",
     composed_of=("deployment.reduced_precision",),
-    user_model="float16 is for a GPU; mixed_precision has bfloat16: see docs/your_model.md",
+    user_model="float16 needs a GPU; mixed_precision has bfloat16: see docs/your_model.md",
     variants=(
         Variant("fp32", role="baseline", title="float32", program="plain"),
         Variant(
@@ -45,7 +45,8 @@ TECHNIQUE = Technique(
     ),
     notes=(
         "float16 needs a GPU; on a CPU its rows are UNSUPPORTED.",
-        "scaled_fp32 is the price of scaling: the plain step's results, a pass over all gradients.",
+        "scaled_fp32 is the cost of scaling: the plain step's results, and one pass over all "
+        "gradients.",
     ),
 )
 

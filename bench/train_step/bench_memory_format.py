@@ -42,18 +42,18 @@ TECHNIQUE = Technique(
         Workload("digits-resnet20", "compute", effort="full", mode="predict"),
     ),
     differs_by_design=(
-        "default is channels_first (NCHW) in PyTorch and channels_last (NHWC) in TensorFlow. Both "
-        "frameworks read the same format in the rows channels_last, and in channels_first.",
-        "PyTorch converts a model in place and a tensor keeps its shape; Keras rebuilds the model, "
-        "and the batch is transposed.",
+        "default is channels_first (NCHW) in PyTorch and channels_last (NHWC) in TensorFlow. "
+        "Both frameworks read the same format in the rows channels_last, and in channels_first.",
+        "PyTorch converts a model in place, and a tensor keeps its shape. Keras rebuilds the "
+        "model, and the batch is transposed.",
     ),
     notes=(
-        "Of each framework one row is its default again, through the technique: channels_last in "
+        "In each framework one row is its default set by the technique: channels_last in "
         "TensorFlow, channels_first in PyTorch. Its ratio to the baseline should be 1.",
         "A batch comes in the framework's default format and is converted within the timed step, "
-        "as a training loop does. A loader that yields the format saves that.",
-        "TensorFlow's own CPU kernels know channels_last only, oneDNN's both: channels_first is "
-        "UNSUPPORTED where TensorFlow does not use oneDNN.",
+        "as in a training loop. A loader that makes the format saves that.",
+        "TensorFlow's CPU kernels support only channels_last, oneDNN's both: channels_first is "
+        "UNSUPPORTED if TensorFlow does not use oneDNN.",
     ),
 )
 

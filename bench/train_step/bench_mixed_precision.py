@@ -58,7 +58,7 @@ TECHNIQUE = Technique(
     ),
     notes=(
         "float16 needs loss scaling: its rows are those of loss_scaling.",
-        "neutral is the price where there is nothing to do: it runs the plain step's operators.",
+        "neutral is the cost if there is nothing to do: it runs the plain step's operators.",
     ),
 )
 

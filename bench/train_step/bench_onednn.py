@@ -40,12 +40,12 @@ TECHNIQUE = Technique(
         Workload("digits-cnn", "compute", effort="ordinary"),
     ),
     differs_by_design=(
-        "PyTorch switches within a process. TensorFlow reads a variable as it is imported, so that "
+        "PyTorch switches within a process. TensorFlow reads a variable when it is imported, so "
         "its rows run in processes with that variable.",
     ),
     notes=(
-        "PyTorch has oneDNN on by default, TensorFlow where the processor's instructions are among "
-        "those that it knows. What is the default is the baseline, and its row is UNSUPPORTED.",
+        "PyTorch has oneDNN on by default, TensorFlow only on some processors, by their "
+        "instructions. A row that is the default equals the baseline, and is UNSUPPORTED.",
     ),
 )
 

@@ -33,7 +33,7 @@ TECHNIQUE = Technique(
     name="optimizer_implementations",
     title="Implementations of AdamW: fused, foreach, compiled",
     remedies=("overhead", "memory bandwidth"),
-    user_model="its unit of work is an update; stacking has `fused`",
+    user_model="it measures an update, not a step; stacking has `fused`",
     variants=(
         Variant("for_loop", role="baseline", title="a loop over tensors"),
         Variant("compiled", frameworks=("tf",), title="XLA", price=Price(compiled=True)),
@@ -48,16 +48,16 @@ TECHNIQUE = Technique(
         Workload("digits-cnn", "small", effort="full"),
     ),
     differs_by_design=(
-        "PyTorch calls for_loop, foreach and fused from Python, tensor list by tensor list; "
+        "PyTorch calls for_loop, foreach and fused from Python, once per list of tensors; "
         "TensorFlow runs one graph.",
-        "fused is one kernel for all tensors in PyTorch, and one a tensor in TensorFlow "
+        "fused is one kernel for all tensors in PyTorch, and one per tensor in TensorFlow "
         "(ResourceApplyAdam, after the decay).",
         "compiled is torch.compile of the step of PyTorch's default implementation, and XLA "
         "(jit_compile=True) over Keras's update.",
     ),
     notes=(
-        "A step here is one update on gradients that stay the same: no forward and no backward "
-        "pass. The batch size means nothing, and the loss of the certificate is a single weight.",
+        "A step here is one update on unchanging gradients, without forward and backward pass. "
+        "The batch size means nothing, and the compared loss is a single weight.",
         "TensorFlow has no foreach: its row is UNSUPPORTED.",
         "AdamW runs with learning rate 0.001 and weight decay 0.01, whatever the task's recipe is.",
     ),

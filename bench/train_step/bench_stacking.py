@@ -91,21 +91,21 @@ TECHNIQUE = Technique(
         Workload("digits-cnn", "small", effort="full", accuracy=True),
     ),
     differs_by_design=(
-        "1_channels_last is TensorFlow's default: its row is the baseline again. PyTorch converts "
-        "the model, and each batch within the step.",
-        "compiled: PyTorch compiles forward and backward as one region and the update as another; "
-        "XLA compiles the whole step to one program.",
+        "1_channels_last is TensorFlow's default: its row is the baseline again. PyTorch "
+        "converts the model, and each batch within the step.",
+        "compiled: PyTorch compiles forward and backward as one region and the update as "
+        "another; XLA compiles the whole step to one program.",
         "Keras has no fused optimizer, XLA fuses the update: 4_fused is UNSUPPORTED there, and "
-        "5_micro_batches stands on 3_bf16.",
+        "5_micro_batches builds on 3_bf16.",
     ),
     notes=(
-        "Each rung holds all rungs before it. Evaluation runs in float32, not compiled.",
-        "neutral is the price where there is nothing to do: it runs the plain step's operators.",
-        "5_micro_batches cuts a batch in two. BatchNorm then normalises half a batch, which is "
-        "another function of it: its losses are held against its twin's alone.",
-        "PyTorch compiles the update of 2_compiled again at the second step, since SGD has no "
-        "momentum before the first: its first call does not hold that.",
-        "XLA's CPU backend computes bfloat16 in float32 where it has no kernel for it: there "
+        "Each rung includes all rungs before it. Evaluation runs in float32, not compiled.",
+        "neutral is the cost if there is nothing to do: it runs the plain step's operators.",
+        "5_micro_batches cuts a batch in two. BatchNorm then normalises half a batch, which "
+        "changes the losses: they are compared only between the frameworks.",
+        "PyTorch compiles the update of 2_compiled again at the second step, because SGD has no "
+        "momentum before the first. The first call does not include that.",
+        "XLA's CPU backend computes bfloat16 in float32 if it has no kernel for it. Then "
         "TensorFlow's rows from 3_bf16 on are UNSUPPORTED.",
     ),
 )

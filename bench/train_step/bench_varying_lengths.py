@@ -22,9 +22,7 @@ USUAL = {"pt_impl": "plain", "tf_impl": "relaxed"}  # eager; a graph that fits a
 FEWEST = {"dynamic": 1, "marked": 1, "signature": 1, "relaxed": 3}
 
 UNSUPPORTED = {
-    "pt": {
-        "bucketed_batches": "PyTorch has no loader that fills buckets: a sampler batches by length"
-    }
+    "pt": {"bucketed_batches": "PyTorch has no loader with buckets: a sampler batches by length"}
 }
 
 _pt = partial(warm, frameworks=("pt",), requires="compiler")
@@ -35,7 +33,7 @@ TECHNIQUE = Technique(
     name="varying_lengths",
     title="Samples of many lengths",
     remedies=("overhead",),
-    user_model="lengths are a property of the data: the file gives its batches as they are",
+    user_model="lengths are a property of the data, and the file makes the batches",
     variants=(
         warm("longest", "to the longest of the batch", role="baseline", padding="longest"),
         warm("full", "to the longest of all", padding="full"),
@@ -70,15 +68,16 @@ TECHNIQUE = Technique(
     ),
     notes=(
         "Both frameworks train on the same samples: windows of the task's text, cut to lengths "
-        "from a log-normal distribution, half of them below a fifth of the longest. All rows but "
-        "by_length and bucketed have the same samples in each step, and so the same losses.",
-        "The first epoch traces and compiles and is shown apart; samples/s and tokens/s are of "
-        "later ones, of steps alone. Tokens are real ones. Graphs are those of all epochs; static "
-        "gives up after eight. It compiles all of them, which takes minutes, and comes at full "
-        "effort; static_few shows the same with three.",
-        "The test loss is a mean over the real tokens of other samples after the first epoch and "
-        "one for each repetition, from one seed: rows of the same steps differ by rounding. It is "
-        "no verdict about by_length and bucketed.",
+        "from a log-normal distribution, half of them below a fifth of the longest. All rows "
+        "except by_length and bucketed have the same samples in each step, and so the same "
+        "losses.",
+        "The first epoch traces and compiles, and is shown separately. Samples/s and tokens/s "
+        "are of later epochs, of steps only, and count real tokens. Graphs are those of all "
+        "epochs; static gives up after eight. It compiles all of them, which takes minutes, and "
+        "needs --effort full; static_few shows the same with three.",
+        "The test loss is a mean over the real tokens of other samples, after the first epoch "
+        "and one per repetition, from one seed: rows of the same steps differ by rounding. It "
+        "can't judge by_length and bucketed.",
     ),
     price=Price(),
     probes=True,

@@ -139,7 +139,7 @@ def test_ctrl_c_lets_the_run_keep_what_it_has(monkeypatch, folder):
 def test_a_technique_that_is_not_measured_of_a_file_is_refused_at_once(folder):
     done = try_(folder, "my_model.py", "--technique=compilation,pruning")
     assert done.returncode == 2
-    assert "--technique: pruning can't be measured on a file: zeros alone" in done.stderr
+    assert "--technique: pruning can't be measured on a file: zeros make" in done.stderr
     assert "checking" not in done.stderr
 
 

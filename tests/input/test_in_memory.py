@@ -170,7 +170,7 @@ def test_a_cache_on_disk_is_used_again_and_never_for_other_data(load, name):
 
 def test_pt_what_it_has_no_means_for_is_said():
     framework = SimpleNamespace(__name__="pt_impl")
-    with pytest.raises(NotImplementedError, match="stores nothing that a pipeline makes"):
+    with pytest.raises(NotImplementedError, match="does not store a pipeline"):
         probe(framework, SimpleNamespace(settings={"loader": "snapshot"}), None)
 
 
