@@ -34,7 +34,7 @@ def one_processor() -> Iterator[None]:
     Raises NotImplementedError where the system binds no threads to processors.
     """
     if not hasattr(os, "sched_getaffinity") or not THREADS.exists():
-        raise NotImplementedError("this system binds no threads to processors")
+        raise NotImplementedError("this system can't bind threads to processors")
     before = {thread: os.sched_getaffinity(thread) for thread in _threads()}
     one = {min(os.sched_getaffinity(0))}
     try:

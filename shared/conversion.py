@@ -94,7 +94,7 @@ def convert(
     if samples < 1 or workers < 0:
         raise ValueError(f"samples must be 1 at least and workers 0, not {samples} and {workers}")
     if target.resolve().is_relative_to(folder.resolve()):
-        raise ValueError(f"{target}: lies within the source {folder}, of which it is no class")
+        raise ValueError(f"{target}: lies within the source {folder}: choose a folder outside")
     paths, labels, classes = list_images(folder)
     order = np.random.default_rng(seed).permutation(len(paths))
     settings = {"form": form, "samples": samples, "seed": seed, "on_error": on_error}
@@ -265,7 +265,7 @@ def _stored(path: Path, form: str) -> bytes | np.ndarray:
         return pixels
     data = path.read_bytes()
     if not data.startswith(b"\xff\xd8\xff"):
-        raise ImageError(str(path), "is no JPEG: only --format arrays stores other images")
+        raise ImageError(str(path), "is not a JPEG: only --format arrays stores other images")
     return data
 
 

@@ -62,7 +62,7 @@ def list_images(folder: Path) -> tuple[list[Path], np.ndarray, list[str]]:
         raise ValueError(f"{folder}: is empty, it needs a sub-folder of images for each class")
     if loose:
         raise ValueError(
-            f"{folder}: {len(loose)} images such as {loose[0]!r} lie in no class: put each into a "
+            f"{folder}: {len(loose)} images such as {loose[0]!r} are in no class: put each into a "
             "sub-folder with the name of its class"
         )
     if not classes:
@@ -86,7 +86,7 @@ def _entries(folder: Path) -> list[os.DirEntry]:
     except FileNotFoundError:
         raise FileNotFoundError(f"{folder}: no such folder") from None
     except NotADirectoryError:
-        raise NotADirectoryError(f"{folder}: is no folder") from None
+        raise NotADirectoryError(f"{folder}: is not a folder") from None
     except PermissionError:
         raise PermissionError(f"{folder}: no permission to read this folder") from None
 
@@ -116,7 +116,7 @@ def _images_below(folder: Path, seen: set[str]) -> Iterator[Path]:
             yield from _images_below(Path(entry.path), seen)
         elif _named_as_image(entry):
             if not _leads(entry.is_file):
-                raise ValueError(f"{entry.path}: is named as an image, but is no file")
+                raise ValueError(f"{entry.path}: is named like an image, but is not a file")
             yield Path(entry.path)
 
 
@@ -173,7 +173,7 @@ def decode_rgb(source: Path | str | bytes) -> np.ndarray:
     try:
         # Opening a pipe would wait for somebody to write into it.
         if not stat.S_ISREG(os.stat(name).st_mode):
-            raise ImageError(name, "no regular file")
+            raise ImageError(name, "not a regular file")
         file = open(name, "rb")  # noqa: SIM115
     except OSError as error:
         raise ImageError(name, error.strerror or str(error)) from None

@@ -185,7 +185,7 @@ def open_session(path: Path, *, threads: int, profile: str = "") -> onnxruntime.
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:
         line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ValueError(f"{path} is no whole ONNX model: {line}") from None
+        raise ValueError(f"{path} is not a complete ONNX model: {line}") from None
 
 
 def run(session: onnxruntime.InferenceSession, inputs: tuple[np.ndarray, ...]) -> list[np.ndarray]:

@@ -136,7 +136,7 @@ def check_onnx(path) -> None:
     try:
         onnx.checker.check_model(str(path), full_check=True)
     except Exception as error:  # of the checker, of shape inference and of protobuf
-        raise ValueError(f"{path} is no sound ONNX model: {one_line(error)}") from error
+        raise ValueError(f"{path} is not a valid ONNX model: {one_line(error)}") from error
 
 
 def load_openvino(path, *, threads: int, precision: str = "float32") -> Callable:
@@ -241,7 +241,9 @@ def load_litert(path, *, threads: int) -> Callable:
             except RuntimeError as error:
                 sizes = ", ".join(str(array.shape) for array in arrays)
                 reason = "an operator in it holds the sizes of its example"
-                raise ValueError(f"LiteRT can't lay the file out for {sizes}: {reason}") from error
+                raise ValueError(
+                    f"LiteRT can't resize the inputs of the file to {sizes}: {reason}"
+                ) from error
             shapes[:] = [array.shape for array in arrays]
         for detail, array in zip(inputs, arrays, strict=True):
             model.set_tensor(detail["index"], array)

@@ -185,9 +185,9 @@ def read_manifest(folder: Path) -> dict | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        raise ValueError(f"{path}: is damaged: make the shards anew") from None
+        raise ValueError(f"{path}: is damaged: make the shards again") from None
     if version != VERSION:
-        raise ValueError(f"{path}: has version {version}, this is {VERSION}: make the shards anew")
+        raise ValueError(f"{path}: has version {version}, this is {VERSION}: make the shards again")
     return manifest
 
 

@@ -23,7 +23,7 @@ TECHNIQUE = Technique(
     notes=(
         *domains.NOTES,
         f"The domain head has a layer of {HIDDEN}. The strength of the reversal rises to 1 over "
-        "the training. The loss of DANN is that of labels and domains together. A step takes "
+        "the training. Loss fluctuation of DANN is of labels and domains together. A step takes "
         "longer mostly because the second domain passes through the features.",
     ),
     composed_of=("train_step.gradient_clipping",),

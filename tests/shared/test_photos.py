@@ -239,8 +239,8 @@ def test_links_are_followed_and_end(tmp_path):
         ([], ValueError, "is empty"),
         ([".hidden/x.jpg"], ValueError, "is empty"),
         (["notes.txt"], ValueError, "has no sub-folder"),
-        (["x.jpg", "y.PNG"], ValueError, "2 images such as 'x.jpg' lie in no class"),
-        (["a/x.jpg", "y.png"], ValueError, "1 images such as 'y.png' lie in no class"),
+        (["x.jpg", "y.PNG"], ValueError, "2 images such as 'x.jpg' are in no class"),
+        (["a/x.jpg", "y.png"], ValueError, "1 images such as 'y.png' are in no class"),
         (["a/x.jpg", "b/", "c/note.txt"], ValueError, "2 of 3 classes without images, such as 'b'"),
         (["a/.x.jpg"], ValueError, r"such as 'a' \(an image ends with .jpg, .jpeg, .png"),
     ],
@@ -257,7 +257,7 @@ def test_a_folder_that_is_missing_or_none(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"gone: no such folder"):
         list_images(tmp_path / "gone")
     (tmp_path / "file").write_text("")
-    with pytest.raises(NotADirectoryError, match=r"file: is no folder"):
+    with pytest.raises(NotADirectoryError, match=r"file: is not a folder"):
         list_images(tmp_path / "file")
 
 
@@ -269,9 +269,9 @@ def test_a_pipe_or_a_broken_link_named_as_an_image(tmp_path):
     (links / "a" / "2.jpg").symlink_to("gone")
     (loops / "a" / "2.jpg").symlink_to("2.jpg")
     for folder in (pipes, links, loops):
-        with pytest.raises(ValueError, match=r"2\.jpg: is named as an image, but is no file"):
+        with pytest.raises(ValueError, match=r"2\.jpg: is named like an image, but is not a file"):
             list_images(folder)
-    assert reason(pipes / "a" / "2.jpg") == "no regular file"
+    assert reason(pipes / "a" / "2.jpg") == "not a regular file"
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="permissions are others here")
@@ -511,7 +511,7 @@ def test_a_small_file_may_not_hold_a_huge_image(monkeypatch):
 
 def test_files_that_are_none(tmp_path):
     assert reason(tmp_path / "gone.jpg") == "No such file or directory"
-    assert reason(tmp_path) == "no regular file"
+    assert reason(tmp_path) == "not a regular file"
 
 
 def test_an_error_survives_the_way_between_processes():

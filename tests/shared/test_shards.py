@@ -471,9 +471,11 @@ def test_bad_images_are_named_or_counted(folder, tmp_path, form):
     paths[7].unlink()
     bad = {paths[2]: "truncated", paths[5]: "empty"}
     if form == "tar":
-        bad[paths[7].with_suffix(".png")] = "is no JPEG: only --format arrays stores other images"
+        bad[paths[7].with_suffix(".png")] = (
+            "is not a JPEG: only --format arrays stores other images"
+        )
     for workers in (1, 2):
-        with pytest.raises(ValueError, match=r"truncated|empty|is no JPEG") as raised:
+        with pytest.raises(ValueError, match=r"truncated|empty|is not a JPEG") as raised:
             convert(source, tmp_path / f"raise-{workers}", form=form, samples=3, workers=workers)
         assert str(raised.value) in {f"{path}: {reason}" for path, reason in bad.items()}
     # What ended at a bad image goes on without it, and not back.
@@ -552,7 +554,7 @@ def test_a_damaged_manifest_is_one_line(made, folder, tmp_path, change):
         lambda: open_shards(again, form),
         lambda: convert(folder, again, form=form, samples=SAMPLES),
     ):
-        with pytest.raises(ValueError, match="make the shards anew") as raised:
+        with pytest.raises(ValueError, match="make the shards again") as raised:
             call()
         assert str(raised.value).startswith(f"{path}: ")
         assert "\n" not in str(raised.value)
@@ -563,7 +565,7 @@ def test_a_manifest_of_another_version(made, tmp_path):
     shutil.copytree(target, tmp_path / "x")
     path = tmp_path / "x" / MANIFEST
     path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
-    with pytest.raises(ValueError, match="has version 2, this is 1: make the shards anew"):
+    with pytest.raises(ValueError, match="has version 2, this is 1: make the shards again"):
         open_shards(tmp_path / "x", form)
 
 
