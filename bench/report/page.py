@@ -104,10 +104,10 @@ def html(record: Record, user_answer: str = "", report: Report | None = None) ->
 
 def _decision(work: Work) -> Decision:
     rankings = [ranking for goal in work.goals if (ranking := rank(work, goal))]
-    said = [(answer.measure(ranking), answer.lines(ranking)) for ranking in rankings]
+    answers = [(answer.measure(ranking), answer.lines(ranking)) for ranking in rankings]
     table = answer.decision_table(work)
     table = replace(table, title=plainly(table.title))
-    return Decision(work.title, work.large is False, len(work.rows), said, table)
+    return Decision(work.title, work.large is False, len(work.rows), answers, table)
 
 
 # verdict or status -> the style of its word

@@ -163,8 +163,11 @@ COMMANDS = {
         ".venv/bin/twinbench validate mutations",
         ".venv/bin/twinbench validate mutations --drawn 50 --of bench/analysis",
     ),
-    # It would take an hour: that it starts, and has help, is.
-    "long": (".venv/bin/python -m tests.zoo",),
+    # It would take an hour, or another test does it: that it starts, and has help, is.
+    "long": (
+        ".venv/bin/python -m tests.zoo",
+        ".venv/bin/python -m bench.docs.website results/site",
+    ),
     # It is run where network namespaces are permitted.
     "hosts": (
         f"{HOSTS} 'echo host $RANK of $WORLD_SIZE; ip -brief address'",

@@ -113,7 +113,8 @@ def test_a_published_run_is_not_taken_up(clone, text):
 def test_it_starts(clone, text):
     done = run(f"{text} --help", clone)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"usage: {text.removeprefix('.venv/bin/')} ")
+    program = text.removeprefix(".venv/bin/").removesuffix(" results/site")
+    assert done.stdout.startswith(f"usage: {program} ")
 
 
 @pytest.mark.parametrize("text", COMMANDS["help"])
