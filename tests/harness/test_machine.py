@@ -94,7 +94,7 @@ def test_threads_are_on_one_processor_for_a_while_and_then_where_they_were():
 
 def test_a_system_without_such_a_call_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(cgroups, "THREADS", tmp_path / "nothing")
-    with pytest.raises(NotImplementedError, match="binds no threads"), cgroups.one_processor():
+    with pytest.raises(NotImplementedError, match="bind threads"), cgroups.one_processor():
         pass
 
 
