@@ -21,10 +21,10 @@ MOST = 8  # cases
 STARRED = "*"  # accuracy not shown, as in the picture
 COLUMNS = ("plain code", "the same technique")
 LEGEND = (
-    "1.19x: times as fast, with its 95% interval in brackets. A lead counts where all of it is "
-    f"beyond {DELTA:.0%}. “Not compared”: plain code was not measured in both.",
-    "“The same technique” is the one that gains most in both. Two names are unlike programs: two "
-    "runtimes, or two variants. Such a lead is theirs, not the framework's.",
+    "1.19x: times as fast, with its 95% interval in brackets. A lead counts if its whole "
+    f"interval is beyond {DELTA:.0%}. “Not compared”: plain code was not measured in both.",
+    "“The same technique” is the one that gains most in both. Where a cell has two names, "
+    "unlike programs are compared, such as two runtimes. The lead is theirs, not the framework's.",
     f"{STARRED} Accuracy was not shown to be kept: check it on your data.",
 )
 

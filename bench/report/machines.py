@@ -38,10 +38,10 @@ LEGEND = (
 COUNTED = {
     HOLDS: "{} hold",
     AMOUNT: "{} hold by another amount",
-    TURNS: "{} turn",
-    UNTOLD: "{} can't be told",
+    TURNS: "{} are reversed or gone",
+    UNTOLD: "{} are undecided",
     ONCE: "{} were measured on one only",
-    NOTHING: "{} show neither gain nor lead",
+    NOTHING: "{} show no difference",
 }
 WORST = (TURNS, UNTOLD, AMOUNT, HOLDS, ONCE, NOTHING)  # an answer has the first of its statements'
 

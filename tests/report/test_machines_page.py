@@ -59,7 +59,7 @@ def test_an_answer_stands_below_its_verdict_with_what_each_machine_says(there, h
 
 def test_the_first_lines_say_how_many_hold_and_which_do_not():
     first = page(gained(*GAIN), gained(*NOTHING)).partition("\n## ")[0]
-    assert "1 turn" in first
+    assert "1 are reversed or gone" in first
     work = "train faster: small CNN on digits, batch 64"
     assert f"**Turns**: {work}. PyTorch's changed: 1.67x on 200" in first
 
