@@ -41,8 +41,8 @@ from pt_impl.kit.checks.structured_pruning import (
     check_structured_pruning,
     copied,
     fault,
+    groups_to_cut,
     in_words,
-    sort_out,
 )
 
 
@@ -73,17 +73,17 @@ def remove_channels(model: nn.Module, x, *, share: float) -> nn.Module:
     check_structured_pruning(model, share)
     original = copied(model)
     channels = Channels(original, x)
-    groups, whole = sort_out(original, channels)
-    gone = [(group, _weakest(original, group, share)) for group in groups]
-    smaller, left, faults = _remove(original, x, gone, channels.training)
-    whole |= faults
-    check_groups(left, whole)
+    groups, uncut = groups_to_cut(original, channels)
+    removals = [(group, _weakest(original, group, share)) for group in groups]
+    smaller, left, faults = _remove(original, x, removals, channels.training)
+    uncut |= faults
+    check_groups(left, uncut)
     for group, weakest in left:
         if share and not weakest:
             size = group.size // max(group.runs)
-            whole[group.name] = f"its groups of {size} channels lose none at this share"
-    if whole:
-        warnings.warn(f"left whole: {in_words(whole)}", stacklevel=2)
+            uncut[group.name] = f"its groups of {size} channels lose none at this share"
+    if uncut:
+        warnings.warn(f"left whole: {in_words(uncut)}", stacklevel=2)
     for module, source in zip(smaller.modules(), model.modules(), strict=True):
         module.training = source.training
     for parameter, source in zip(smaller.parameters(), model.parameters(), strict=True):
@@ -107,35 +107,35 @@ def _weakest(model: nn.Module, group: Group, share: float) -> set[int]:
     return {run * len(norms) + place for run in range(max(group.runs)) for place in weakest}
 
 
-def _remove(model: nn.Module, x, gone: list, training: bool) -> tuple[nn.Module, list, dict]:
-    """Return a copy without channels, those of `gone` that it lost, and the others: name -> why."""
-    smaller, why = _cut(model, x, gone, training)
+def _remove(model: nn.Module, x, removals: list, training: bool) -> tuple[nn.Module, list, dict]:
+    """Return a copy without channels, those of `removals` that it lost, and why it kept others."""
+    smaller, why = _cut(model, x, removals, training)
     if not why:
-        return smaller, gone, {}
-    whole = _at_fault(model, x, gone, why, training)
-    left = [(group, weakest) for group, weakest in gone if group.name not in whole]
+        return smaller, removals, {}
+    uncut = _at_fault(model, x, removals, why, training)
+    left = [(group, weakest) for group, weakest in removals if group.name not in uncut]
     smaller, why = _cut(model, x, left, training)
     if why:  # they are at fault only together
-        return model, [], whole | {group.name: why for group, _ in left}
-    return smaller, left, whole
+        return model, [], uncut | {group.name: why for group, _ in left}
+    return smaller, left, uncut
 
 
-def _at_fault(model: nn.Module, x, gone: list, why: str, training: bool) -> dict[str, str]:
+def _at_fault(model: nn.Module, x, removals: list, why: str, training: bool) -> dict[str, str]:
     """Find by halves which groups are at fault by themselves, of several that are together."""
-    if len(gone) == 1:
-        return {gone[0][0].name: why}
+    if len(removals) == 1:
+        return {removals[0][0].name: why}
     found = {}
-    for half in (gone[: len(gone) // 2], gone[len(gone) // 2 :]):
+    for half in (removals[: len(removals) // 2], removals[len(removals) // 2 :]):
         _, why = _cut(model, x, half, training)
         if why:
             found |= _at_fault(model, x, half, why, training)
     return found
 
 
-def _cut(model: nn.Module, x, gone: list, training: bool) -> tuple[nn.Module, str]:
+def _cut(model: nn.Module, x, removals: list, training: bool) -> tuple[nn.Module, str]:
     """Return a copy without the channels, and what is wrong with it, if anything."""
     smaller, removed, cuts = copied(model), {}, {}
-    for group, weakest in gone:
+    for group, weakest in removals:
         for use in group.uses:
             here = {channel for channel, of_group in use.channels if of_group in weakest}
             if here:

@@ -49,7 +49,7 @@ from shared import runtimes
 
 # The most that a file's outputs may be from the model's, in relative L2.
 MOST_APART = {"float32": 1e-3, "bfloat16": 0.1}
-_KEPT = "twinbench.json"  # under which a file keeps metadata and what it takes
+_ABOUT = "twinbench.json"  # under which a file keeps metadata and what it takes
 
 
 def compiled_predict(model: nn.Module) -> Callable:
@@ -117,9 +117,9 @@ def export_package(
             recorded = _InBfloat16(signature) if precision == "bfloat16" else signature
             program = signature.program(recorded)
         signature.look_beyond(program)
-        kept = _kept(signature, metadata, precision)
+        about = _describe(signature, metadata, precision)
         # Else kernels run as many threads as there are here now, whatever is asked for later.
-        options = {"cpp.dynamic_threads": True, "aot_inductor.metadata": {_KEPT: kept}}
+        options = {"cpp.dynamic_threads": True, "aot_inductor.metadata": {_ABOUT: about}}
         with recording(model, "AOTInductor"):
             make = torch._inductor.aoti_compile_and_package
             make(program, package_path=str(draft), inductor_configs=options)
@@ -137,9 +137,9 @@ def load_package(path, *, threads: int) -> Callable:
 
     def read():
         package = torch._inductor.aoti_load_package(str(path))
-        return package, package.get_metadata()[_KEPT]
+        return package, package.get_metadata()[_ABOUT]
 
-    return _loaded(path, read, threads)
+    return _load(path, read, threads)
 
 
 def export_torchscript(
@@ -163,8 +163,8 @@ def export_torchscript(
     with runtimes.draft(path) as draft:
         with recording(model, "TorchScript"):
             traced = torch.jit.trace(signature, signature.example, strict=False)
-            kept = {_KEPT: _kept(signature, metadata, "float32")}
-            torch.jit.save(torch.jit.freeze(traced), str(draft), _extra_files=kept)
+            about = {_ABOUT: _describe(signature, metadata, "float32")}
+            torch.jit.save(torch.jit.freeze(traced), str(draft), _extra_files=about)
         _check(load_torchscript, draft, signature, "float32")
     return Path(path)
 
@@ -173,10 +173,10 @@ def load_torchscript(path, *, threads: int) -> Callable:
     """Legacy: return `predict(x) -> output` of a TorchScript file, as `load_package` does."""
 
     def read():
-        files = {_KEPT: ""}
-        return torch.jit.load(str(path), _extra_files=files), files[_KEPT]
+        files = {_ABOUT: ""}
+        return torch.jit.load(str(path), _extra_files=files), files[_ABOUT]
 
-    return _loaded(path, read, threads)
+    return _load(path, read, threads)
 
 
 def tensorrt_predict(model: nn.Module) -> Callable:
@@ -211,7 +211,7 @@ class _InBfloat16(nn.Module):
         return tuple(part.float() if part.is_floating_point() else part for part in found)
 
 
-def _kept(signature: Signature, metadata: dict | None, precision: str) -> str:
+def _describe(signature: Signature, metadata: dict | None, precision: str) -> str:
     """What a file says of itself: a package would read beyond the end of a wrong shape."""
     wanted = []
     for place, part in enumerate(signature.example):
@@ -232,7 +232,7 @@ def _check(load: Callable, draft: Path, signature: Signature, precision: str) ->
     runtimes.check_file(read, draft, samples, bound=bound, beyond=signature.beyond)
 
 
-def _loaded(path, read: Callable, threads: int) -> Callable:
+def _load(path, read: Callable, threads: int) -> Callable:
     """What `read` reads as a function of NumPy arrays, which are checked before."""
     runtimes.check_exists(path)
     torch.set_num_threads(threads)
@@ -241,17 +241,17 @@ def _loaded(path, read: Callable, threads: int) -> Callable:
             if damaged := archive.testzip():
                 raise ValueError(f"{damaged} in it is damaged")
         program, text = read()
-        kept = json.loads(text)
+        about = json.loads(text)
     except Exception as error:  # damage may raise anything in zipfile
         raise ValueError(f"can't load {path}: {runtimes.one_line(error)}") from error
 
     def run(arrays):
-        tensors = (torch.from_numpy(part).to(kept["device"]) for part in arrays)
+        tensors = (torch.from_numpy(part).to(about["device"]) for part in arrays)
         with torch.inference_mode():
             return [part.cpu().numpy() for part in program(*tensors)]
 
-    predict = runtimes.predictor(kept["inputs"], kept["outputs"], run)
-    predict.metadata, predict.precision = kept["metadata"], kept["precision"]
+    predict = runtimes.predictor(about["inputs"], about["outputs"], run)
+    predict.metadata, predict.precision = about["metadata"], about["precision"]
     predict.threads = torch.get_num_threads()
     return predict
 

@@ -194,9 +194,9 @@ def make_mixed_loss(sample_loss: Callable) -> Callable:
 
     def loss(outputs, y) -> Tensor:
         if not isinstance(y, MixedLabels):
-            return _each(sample_loss, outputs, y, len(y)).mean()
-        own = _each(sample_loss, outputs, y.labels, len(y.share))
-        other = _each(sample_loss, outputs, y.partners, len(y.share))
+            return _sample_losses(sample_loss, outputs, y, len(y)).mean()
+        own = _sample_losses(sample_loss, outputs, y.labels, len(y.share))
+        other = _sample_losses(sample_loss, outputs, y.partners, len(y.share))
         return (y.share * own + (1 - y.share) * other).mean()
 
     return loss
@@ -338,7 +338,7 @@ def _partners(x: Tensor, generator: torch.Generator) -> Tensor:
     return torch.randperm(len(x), generator=generator, device=generator.device).to(x.device)
 
 
-def _each(sample_loss: Callable, outputs, labels, batch: int) -> Tensor:
+def _sample_losses(sample_loss: Callable, outputs, labels, batch: int) -> Tensor:
     """The loss of each sample; raises where the loss has averaged already."""
     losses = sample_loss(outputs, labels)
     check_sample_losses(losses, batch)

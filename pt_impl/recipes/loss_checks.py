@@ -66,7 +66,7 @@ def check_loss(model: nn.Module, loss: Callable, x, y, *, strict: bool = False) 
         gives = _form_of_outputs(outputs, kind)
         if gives == "probabilities" and kind == "sigmoid":
             # Logits may be between 0 and 1 by chance; those of a thousandfold input are not.
-            gives = _form_of_outputs(_outputs(model, _times(x, 1000.0)), kind)
+            gives = _form_of_outputs(_outputs(model, _scaled(x, 1000.0)), kind)
         report.looked_at += f" and whose model gives {gives}"
         # The logarithm of a softmax is its own softmax's logarithm: a loss over logits takes both.
         if takes != gives and (takes, gives) != ("logits", "log-probabilities"):
@@ -251,7 +251,7 @@ def _outputs(model: nn.Module, x) -> Tensor:
     return outputs
 
 
-def _times(x, factor: float):
+def _scaled(x, factor: float):
     x = dict(x) if isinstance(x, Mapping) else x
     return calling.map_tensors(lambda t: t * factor if t.is_floating_point() else t, x)
 

@@ -70,12 +70,12 @@ def store_features(features: tf.keras.Model, x, *, batch_size: int = 256):
 
     # A smaller last batch makes a graph for any batch size, not one for each.
     @tf.function(jit_compile=False, reduce_retracing=True)
-    def ask(part):
+    def predict(part):
         return infer(features, part)
 
     samples = max(part.shape[0] for part in tf.nest.flatten(x) if getattr(part, "shape", ()) != ())
     starts = range(0, samples, batch_size)
-    return concatenate([ask(rows(x, start, start + batch_size)) for start in starts])
+    return concatenate([predict(rows(x, start, start + batch_size)) for start in starts])
 
 
 def make_stored_train_step(

@@ -239,12 +239,12 @@ def store_logits(teacher: tf.keras.Model, x, *, batch_size: int = 256) -> tf.Ten
 
     # A smaller last batch makes a graph for any batch size, not one for each.
     @tf.function(jit_compile=False, reduce_retracing=True)
-    def ask(part):
+    def predict(part):
         return logits(infer(teacher, part))
 
     samples = max(each.shape[0] for each in tf.nest.flatten(x) if getattr(each, "shape", ()) != ())
     starts = range(0, samples, batch_size)
-    return concatenate([ask(rows(x, start, start + batch_size)) for start in starts])
+    return concatenate([predict(rows(x, start, start + batch_size)) for start in starts])
 
 
 def main() -> None:

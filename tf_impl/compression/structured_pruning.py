@@ -35,8 +35,8 @@ from tf_impl.kit.checks.structured_pruning import (
     check_groups,
     check_structured_pruning,
     fault,
+    groups_to_cut,
     in_words,
-    sort_out,
 )
 
 # What a layer's configuration says of the channels that it makes.
@@ -69,17 +69,17 @@ def remove_channels(model: tf.keras.Model, x, *, share: float) -> tf.keras.Model
     """
     check_structured_pruning(model, share)
     channels = Channels(model)
-    groups, whole = sort_out(model, channels)
-    gone = [(group, _weakest(channels, group, share)) for group in groups]
-    smaller, left, faults = _remove(model, x, channels, gone)
-    whole |= faults
-    check_groups(left, whole)
+    groups, uncut = groups_to_cut(model, channels)
+    removals = [(group, _weakest(channels, group, share)) for group in groups]
+    smaller, left, faults = _remove(model, x, channels, removals)
+    uncut |= faults
+    check_groups(left, uncut)
     for group, weakest in left:
         if share and not weakest:
             size = len(group.channels) // group.runs
-            whole[group.name] = f"its groups of {size} channels lose none at this share"
-    if whole:
-        warnings.warn(f"left whole: {in_words(whole)}", stacklevel=2)
+            uncut[group.name] = f"its groups of {size} channels lose none at this share"
+    if uncut:
+        warnings.warn(f"left whole: {in_words(uncut)}", stacklevel=2)
     return smaller
 
 
@@ -101,34 +101,36 @@ def _weakest(channels: Channels, group: Group, share: float) -> set[int]:
     return set(runs[:, np.argsort(-sums, kind="stable")[count:]].ravel().tolist())
 
 
-def _remove(model: tf.keras.Model, x, channels: Channels, gone: list) -> tuple:
-    """Return a copy without channels, those of `gone` that it lost, and the others: name -> why."""
-    smaller, why = _cut(model, x, channels, gone)
+def _remove(model: tf.keras.Model, x, channels: Channels, removals: list) -> tuple:
+    """Return a copy without channels, those of `removals` that it lost, and why it kept others."""
+    smaller, why = _cut(model, x, channels, removals)
     if not why:
-        return smaller, gone, {}
-    whole = _at_fault(model, x, channels, gone, why)
-    left = [(group, weakest) for group, weakest in gone if group.name not in whole]
+        return smaller, removals, {}
+    uncut = _at_fault(model, x, channels, removals, why)
+    left = [(group, weakest) for group, weakest in removals if group.name not in uncut]
     smaller, why = _cut(model, x, channels, left)
     if why:  # they are at fault only together
-        return smaller, [], whole | {group.name: why for group, _ in left}
-    return smaller, left, whole
+        return smaller, [], uncut | {group.name: why for group, _ in left}
+    return smaller, left, uncut
 
 
-def _at_fault(model: tf.keras.Model, x, channels: Channels, gone: list, why: str) -> dict[str, str]:
+def _at_fault(
+    model: tf.keras.Model, x, channels: Channels, removals: list, why: str
+) -> dict[str, str]:
     """Find by halves which groups are at fault by themselves, of several that are together."""
-    if len(gone) == 1:
-        return {gone[0][0].name: why}
+    if len(removals) == 1:
+        return {removals[0][0].name: why}
     found = {}
-    for half in (gone[: len(gone) // 2], gone[len(gone) // 2 :]):
+    for half in (removals[: len(removals) // 2], removals[len(removals) // 2 :]):
         _, why = _cut(model, x, channels, half)
         if why:
             found |= _at_fault(model, x, channels, half, why)
     return found
 
 
-def _cut(model: tf.keras.Model, x, channels: Channels, gone: list) -> tuple:
+def _cut(model: tf.keras.Model, x, channels: Channels, removals: list) -> tuple:
     """Return a copy without the channels, and what is wrong with it, if anything."""
-    removed = set().union(*(weakest for _, weakest in gone))
+    removed = set().union(*(weakest for _, weakest in removals))
     uses = [
         [(use, channels.gone(use.channels, removed)) for use in channels.uses.get(layer, ())]
         for layer in model._flatten_layers()

@@ -33,7 +33,7 @@ from tf_impl.kit.checks.native_export import check_compiled, check_native_export
 from tf_impl.kit.signatures import Signature, call, tables
 
 MOST_APART = 1e-3  # the most that a folder's outputs may be from the model's, in relative L2
-_KEPT = Path("assets.extra", "twinbench.json")  # where TF Serving looks for files that go along
+_ABOUT = Path("assets.extra", "twinbench.json")  # where TF Serving looks for files that go along
 
 
 def compiled_predict(model: tf.keras.Model) -> Callable:
@@ -87,8 +87,8 @@ def export_package(
         with runtimes.translating("TensorFlow's saving"):  # what a model holds that no file can
             saved = {"serving_default": module.predict}
             tf.saved_model.save(module, str(draft), signatures=saved)
-        (draft / _KEPT).parent.mkdir(exist_ok=True)
-        (draft / _KEPT).write_text(json.dumps({"metadata": metadata or {}} | names), "utf-8")
+        (draft / _ABOUT).parent.mkdir(exist_ok=True)
+        (draft / _ABOUT).write_text(json.dumps({"metadata": metadata or {}} | names), "utf-8")
         runtimes.check_file(_read, draft, signature.samples, bound=MOST_APART)
         if Path(path).is_dir():  # another SavedModel
             shutil.rmtree(path)
@@ -115,20 +115,20 @@ def load_package(path, *, threads: int) -> Callable:
 def _read(path: Path, *, threads: int) -> Callable:
     """A folder's function from arrays to arrays, which are checked before."""
     loaded = tf.saved_model.load(str(path))
-    kept = json.loads((path / _KEPT).read_text("utf-8"))
+    about = json.loads((path / _ABOUT).read_text("utf-8"))
     _, specs = loaded.signatures["serving_default"].structured_input_signature
     wanted = [
         (name, specs[key].dtype.name, list(specs[key].shape))
-        for name, key in zip(kept["inputs"], sorted(specs), strict=True)
+        for name, key in zip(about["inputs"], sorted(specs), strict=True)
     ]
 
     def run(arrays):
         outputs = loaded.predict(*(tf.constant(array) for array in arrays))
         return [outputs[key].numpy() for key in sorted(outputs)]
 
-    predict = runtimes.predictor(wanted, kept["outputs"], run)
+    predict = runtimes.predictor(wanted, about["outputs"], run)
     predict.package = loaded  # whose variables live as long as it does
-    predict.metadata, predict.threads, predict.precision = kept["metadata"], threads, "float32"
+    predict.metadata, predict.threads, predict.precision = about["metadata"], threads, "float32"
     return predict
 
 

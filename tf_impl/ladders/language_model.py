@@ -74,7 +74,7 @@ class Training:
         micro_batches = 2 if "accumulation" in rungs else 1
         settings = {"learning_rate": learning_rate, "weight_decay": weight_decay, "beta2": beta2}
 
-        def made():
+        def make():
             recomputed = "block*" if "checkpointing" in rungs else ""
             model = prepare_model(build(), recomputed=recomputed)
             make_optimizer = fused_optimizer if "fused_optimizer" in rungs else for_loop_optimizer
@@ -83,9 +83,9 @@ class Training:
         if "data_parallel" in rungs:
             if batch_size % replicas:
                 raise ValueError(f"a batch of {batch_size} is no multiple of {replicas} replicas")
-            self.model, self.step = _on_replicas(made, replicas, self.dtype, micro_batches)
+            self.model, self.step = _on_replicas(make, replicas, self.dtype, micro_batches)
             return
-        self.model, optimizer, loss_fn = made()
+        self.model, optimizer, loss_fn = make()
         self.step = make_train_step(
             self.model, optimizer, loss_fn, dtype=self.dtype, micro_batches=micro_batches
         )
@@ -119,10 +119,10 @@ def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(losses * counted) / tf.reduce_sum(counted)
 
 
-def _on_replicas(made: Callable, replicas: int, dtype: str, micro_batches: int) -> tuple:
+def _on_replicas(make: Callable, replicas: int, dtype: str, micro_batches: int) -> tuple:
     """The model, mirrored on replicas, and `step(x, y) -> loss` of the whole batch."""
     _split_cpu(replicas)
-    model, optimizer, _ = data_parallel.one_process(made, replicas=replicas)
+    model, optimizer, _ = data_parallel.one_process(make, replicas=replicas)
     on_shards = data_parallel.make_train_step(
         model, optimizer, _cross_entropy, micro_batches=micro_batches
     )

@@ -67,7 +67,7 @@ def apply_data_parallel(
     )
     strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     with strategy.scope():
-        return _made(model, synchronised_norm)
+        return _set_up(model, synchronised_norm)
 
 
 def distribute(model, batches):
@@ -198,7 +198,7 @@ def one_process(build, *, replicas: int = 2, communication: str = "auto") -> tup
     devices = [f"{kind}:{index}" for index in range(replicas)]
     strategy = tf.distribute.MirroredStrategy(devices, ways[communication])
     with strategy.scope():
-        model, optimizer, loss_fn = _made(build)
+        model, optimizer, loss_fn = _set_up(build)
     return model, optimizer, make_train_step(model, optimizer, loss_fn)
 
 
@@ -216,14 +216,14 @@ def tpu(build, *, replicas: int = 8) -> tuple:
     strategy = tf.distribute.TPUStrategy(resolver)
     check_cores(strategy.num_replicas_in_sync, replicas)
     with strategy.scope():
-        model, optimizer, loss_fn = _made(build)
+        model, optimizer, loss_fn = _set_up(build)
     return model, optimizer, make_train_step(model, optimizer, loss_fn)
 
 
 # Parts ------------------------------------------------------------------------------------------
 
 
-def _made(build, synchronised_norm: bool = False) -> tuple:
+def _set_up(build, synchronised_norm: bool = False) -> tuple:
     """Model, optimizer and loss function, made within the scope of a strategy."""
     model, optimizer, loss_fn = build()
     check_optimizer(optimizer)

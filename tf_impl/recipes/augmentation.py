@@ -190,9 +190,9 @@ def make_mixed_loss(sample_loss: Callable) -> Callable:
 
     def loss(outputs, y) -> tf.Tensor:
         if not isinstance(y, MixedLabels):
-            return tf.reduce_mean(_each(sample_loss, outputs, y))
-        own = _each(sample_loss, outputs, y.labels)
-        other = _each(sample_loss, outputs, y.partners)
+            return tf.reduce_mean(_sample_losses(sample_loss, outputs, y))
+        own = _sample_losses(sample_loss, outputs, y.labels)
+        other = _sample_losses(sample_loss, outputs, y.partners)
         return tf.reduce_mean(y.share * own + (1 - y.share) * other)
 
     return loss
@@ -331,7 +331,7 @@ def _partners(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.argsort(numbers), tf.int64)
 
 
-def _each(sample_loss: Callable, outputs, labels) -> tf.Tensor:
+def _sample_losses(sample_loss: Callable, outputs, labels) -> tf.Tensor:
     """The loss of each sample; raises where the loss has averaged already."""
     losses = sample_loss(outputs, labels)
     check_sample_losses(losses)

@@ -57,7 +57,7 @@ def apply_initialization(
         NotImplementedError: kernels that are computed from others (spectral norm, LoRA, integers).
     """
     check_initialization(model, scheme, gain, SCHEMES)
-    owned = [(layer, v) for layer in model._flatten_layers() for v in _own(layer)]
+    owned = [(layer, v) for layer in model._flatten_layers() for v in _own_variables(layer)]
     # Keras 3 freezes single variables, too.
     kept = {id(v): "frozen" for layer, v in owned if not (layer.trainable and v.trainable)}
     for layer, variable in owned:
@@ -122,7 +122,7 @@ def _write_bias(bias, layer: tf.keras.layers.Layer) -> str:
     return "zeros, and ones for the forget gate" if forget else "zeros"
 
 
-def _own(layer: tf.keras.layers.Layer) -> list:
+def _own_variables(layer: tf.keras.layers.Layer) -> list:
     """The parameters that this layer itself holds, not its layers'."""
     new = getattr(layer, "_trainable_variables", None)  # tf_keras says weights
     return list(layer._trainable_weights if new is None else new)

@@ -53,7 +53,7 @@ def check_loss(model: tf.keras.Model, loss: Callable, x, y, *, strict: bool = Fa
         gives = _form_of_outputs(outputs, kind)
         if gives == "probabilities" and kind == "sigmoid":
             # Logits may be between 0 and 1 by chance; those of a thousandfold input are not.
-            gives = _form_of_outputs(_outputs(model, _times(x, 1000.0)), kind)
+            gives = _form_of_outputs(_outputs(model, _scaled(x, 1000.0)), kind)
         report.looked_at += f" and whose model gives {gives}"
         # The logarithm of a softmax is its own softmax's logarithm: a loss over logits takes both.
         if takes != gives and (takes, gives) != ("logits", "log-probabilities"):
@@ -217,7 +217,7 @@ def _outputs(model: tf.keras.Model, x) -> tf.Tensor:
     return outputs
 
 
-def _times(x, factor: float):
+def _scaled(x, factor: float):
     """The floats of x times `factor`."""
     return tf.nest.map_structure(
         lambda leaf: leaf * factor if np.issubdtype(np.asarray(leaf).dtype, np.floating) else leaf,

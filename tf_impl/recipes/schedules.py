@@ -196,13 +196,13 @@ def apply_reduction_on_plateau(
     ValueError for an optimizer whose rate is a schedule.
     """
     checks.check_factor(factor)
-    checks.check_rate(_own(optimizer))
+    checks.check_rate(_unwrapped(optimizer))
     return ReductionOnPlateau(optimizer, factor, patience, threshold, cooldown, lowest)
 
 
 def current_rate(optimizer: Optimizer) -> float:
     """Return the rate of the optimizer's next step."""
-    optimizer = _own(optimizer)
+    optimizer = _unwrapped(optimizer)
     held = optimizer._learning_rate  # `learning_rate` is the last step's in tf_keras
     schedule = isinstance(held, tf.keras.optimizers.schedules.LearningRateSchedule)
     # `iterations` counts updates where gradients are accumulated, and a schedule is asked by calls.
@@ -223,7 +223,7 @@ def scale_rate(*, rate: float, batch_size: int, reference_batch_size: int) -> fl
 
 def _apply(optimizer: Optimizer, schedule: type, **settings):
     """Give the optimizer a schedule whose highest rate is its own."""
-    optimizer = _own(optimizer)
+    optimizer = _unwrapped(optimizer)
     checks.check_rate(optimizer)
     # Keras holds a plain rate in float32: the shortest number that it can stand for was meant.
     made = schedule(float(str(np.float32(optimizer.learning_rate))), **settings)
@@ -231,7 +231,7 @@ def _apply(optimizer: Optimizer, schedule: type, **settings):
     return made
 
 
-def _own(optimizer: Optimizer) -> Optimizer:
+def _unwrapped(optimizer: Optimizer) -> Optimizer:
     """The optimizer itself, where it is one that scales losses around another."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 

@@ -35,7 +35,7 @@ def copied(model: nn.Module) -> nn.Module:
     return twin
 
 
-def sort_out(model: nn.Module, channels: Channels) -> tuple[list[Group], dict[str, str]]:
+def groups_to_cut(model: nn.Module, channels: Channels) -> tuple[list[Group], dict[str, str]]:
     """Return the groups that may be cut, and the layers that stay whole: name -> why.
 
     Layers that make the model's outputs are in neither.

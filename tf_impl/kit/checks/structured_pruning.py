@@ -32,7 +32,7 @@ def check_structured_pruning(model: tf.keras.Model, share: float) -> None:
         raise ValueError("the model has no convolution or dense layer to take channels from")
 
 
-def sort_out(model: tf.keras.Model, channels: Channels) -> tuple[list[Group], dict[str, str]]:
+def groups_to_cut(model: tf.keras.Model, channels: Channels) -> tuple[list[Group], dict[str, str]]:
     """Return the groups that may be cut, and the layers that stay whole: name -> why.
 
     Layers that make the model's outputs are in neither.
