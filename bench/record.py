@@ -8,11 +8,13 @@ number out of range or a missing field in one line.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct, field
 
+T = TypeVar("T")
 SCHEMA_VERSION = 3
 MOST_LOOKS = 10
 FRAMEWORKS = {"pt": "PyTorch", "tf": "TensorFlow"}
@@ -617,6 +619,18 @@ def encode(record: Record) -> bytes:
     return b"{\n" + b",\n".join(parts) + b"\n}\n"
 
 
+def load_json(path: Path, kind: type[T], what: str) -> T:
+    """The JSON file `path` as a `kind`; ValueError with one line if it is not `what`."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        raise ValueError(f"{path} can't be read ({error.strerror})") from None
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{path}: not {what}: {in_words(error)}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise ValueError(f"{path}: not JSON, or cut off before its end") from None
+
+
 def in_words(error: msgspec.ValidationError) -> str:
     """An error with its place first: "cases 3: timing: ci_s: expected `array`, got `int`"."""
     what, _, path = str(error).partition(" - at `$")
@@ -629,7 +643,7 @@ def _check_looks(record: Record) -> None:
     for name in ("looks", "seed_looks"):
         looks = getattr(record, name) or []
         if looks != sorted(set(looks)) or len(looks) > MOST_LOOKS:
-            raise ValueError(f"the record: {name} are not {MOST_LOOKS} rising numbers at most")
+            raise ValueError(f"the record: {name} must be at most {MOST_LOOKS} rising numbers")
 
 
 def _check_predictions(record: Record) -> None:

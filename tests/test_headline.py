@@ -6,7 +6,6 @@ import pytest
 
 from bench.harness import plan, selection
 from bench.harness.run_plan import techniques
-from bench.harness.sizes import is_realistic
 from shared.specs import (
     TASKS,
     kept_activations,
@@ -127,6 +126,19 @@ def test_every_variant_has_a_plain_title_of_its_own(technique):
     assert all(title for *_, title in named)
     counts = Counter((side, mode, title) for side, mode, _, title in named)
     assert [title for title, times in counts.items() if times > 1] == []
+
+
+def is_realistic(workload: plan.Workload) -> bool:
+    """Whether a piece of work is of the size of real models.
+
+    It has ten million parameters. A train step keeps more of its batch than what stays between
+    steps, so that what is saved of activations can be seen.
+    """
+    task = TASKS[workload.task]
+    if parameter_count(task.model) < 10e6:
+        return False
+    kept = kept_activations(task.model, workload.batch_size)
+    return workload.mode == "predict" or kept > lasting_values(task)
 
 
 def test_work_of_realistic_size_is_in_a_default_run_where_the_answer_depends_on_size():

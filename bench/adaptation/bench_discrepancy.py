@@ -21,7 +21,7 @@ TECHNIQUE = Technique(
     workloads=domains.WORKLOADS,
     notes=(
         *domains.NOTES,
-        "The discrepancy has the same weight as the labels' loss; loss fluctuation is of their sum. "
+        "The discrepancy has the weight of the labels' loss; loss fluctuation is of their sum. "
         "The kernels' widths are 1/4 to 4 times the mean squared distance.",
     ),
 )

@@ -41,8 +41,8 @@ NOTES = (
     "MNIST-M is. Accuracy is on digits over photos: no original digit and no pixel of a photo of "
     "the test split was trained on. Network, rate and steps were chosen before any row was "
     "trained.",
-    "labels of the target is the same network trained on these labels: the upper bound. It is never "
-    "advised, because it does not adapt.",
+    "labels of the target is the same network trained on these labels: the upper bound. It does "
+    "not adapt, so it is never advised.",
     "step cpu time is of one thread, over all steps of a training. step flops are counted from the "
     "layers, relative to training on the source only. source accuracy is on other digits on black.",
 )

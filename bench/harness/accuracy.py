@@ -117,7 +117,7 @@ class Training:
         kit = self.kit
         if isinstance(self.impl, Side):
             if batch_size:
-                raise NotImplementedError("the file draws its batches itself, of its own size")
+                raise NotImplementedError("a file's batches have one size: this row needs others")
             for batch in self.impl.drawn(seed):
                 step(*batch)
             return

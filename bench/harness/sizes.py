@@ -8,33 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.harness.plan import Workload
 from bench.record import Artifact
 from shared.specs import (
-    TASKS,
     FileSpec,
     ModelSpec,
-    kept_activations,
-    lasting_values,
     layers,
-    parameter_count,
     parameter_shapes,
 )
-
-REALISTIC = 10e6  # parameters at least
-
-
-def is_realistic(workload: Workload) -> bool:
-    """Whether a piece of work is of the size of real models.
-
-    It has ten million parameters. A train step keeps more of its batch than what stays between
-    steps, so that what is saved of activations can be seen.
-    """
-    task = TASKS[workload.task]
-    if parameter_count(task.model) < REALISTIC:
-        return False
-    kept = kept_activations(task.model, workload.batch_size)
-    return workload.mode == "predict" or kept > lasting_values(task)
 
 
 def artifact_bytes(artifact: Path | None) -> Artifact | None:

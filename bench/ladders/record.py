@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta, Struct, field
 
-from bench.record import FRAMEWORKS, Base, Environment, Metric, Number, in_words
+from bench.record import FRAMEWORKS, Base, Environment, Metric, Number, load_json
 from shared.choices import unknown
 
 SCHEMA = 1
@@ -84,14 +83,7 @@ class Climbed(Struct, kw_only=True):
 def load(path: Path) -> Climbed:
     """The record at `path`, or in the folder `path`; ValueError with one line if there is none."""
     file = path / FILE if path.is_dir() else path
-    try:
-        climbed = msgspec.json.decode(file.read_bytes(), type=Climbed)
-    except OSError as error:
-        raise ValueError(f"{file}: {error.strerror or error}") from None
-    except msgspec.ValidationError as error:
-        raise ValueError(f"{file}: not a record of a ladder: {in_words(error)}") from None
-    except (msgspec.DecodeError, RecursionError):
-        raise ValueError(f"{file}: not JSON, or cut off before its end") from None
+    climbed = load_json(file, Climbed, "a record of a ladder")
     if climbed.schema_version != SCHEMA:
         raise ValueError(
             f"{file} has version {climbed.schema_version}, but this twinbench reads {SCHEMA}"

@@ -23,7 +23,7 @@ from msgspec import Meta
 from bench.harness import machine
 from bench.network.hosts import Hosts, Link
 from bench.network.ring import Measured
-from bench.record import Base, Environment, Positive
+from bench.record import Base, Environment, Positive, load_json
 from shared import scratch
 
 SCHEMA = 1
@@ -154,15 +154,9 @@ def load(path: Path, *, unfinished: bool = False) -> Record:
 
     unfinished: accept only one that was cut short.
     """
+    record = load_json(path, Record, "a record of sweeps")
     try:
-        record = msgspec.json.decode(path.read_bytes(), type=Record)
         points(record)
-    except OSError as error:
-        raise ValueError(f"{path} can't be read ({error.strerror})") from None
-    except msgspec.ValidationError as error:
-        raise ValueError(f"{path}: not a record of sweeps ({error})") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise ValueError(f"{path}: not JSON, or cut off before its end") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     if record.finished is unfinished:

@@ -185,7 +185,7 @@ def _check(server: Server, loads: list) -> None:
         most = setting.processes * (setting.threads + BEYOND)
         used = median(load.cores for load in loads)
         if used > most:
-            raise RuntimeError(f"instances used {used:.2f} cores, {most:.2f} at most were given")
+            raise RuntimeError(f"instances used {used:.2f} cores, more than their {most:.2f}")
 
 
 def main() -> None:

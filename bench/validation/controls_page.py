@@ -207,7 +207,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     parser = parsers.described("python -m bench.validation.controls_page", __doc__)
     parser.add_argument("file", nargs="?", type=Path, metavar="validation.json")
-    parser.add_argument("--page", action="store_true", help="only make the page anew")
+    parser.add_argument("--page", action="store_true", help="only make the page again")
     given = parser.parse_args(arguments)
     if given.page == bool(given.file):
         parser.error("give a validation.json, or --page")

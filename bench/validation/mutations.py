@@ -155,7 +155,7 @@ def plant(faults: Sequence, minutes: float | None = None) -> Iterator[tuple[obje
     Raises ValueError if a fault has no place, or if tests fail without any.
     """
     if names := misplaced(faults):
-        raise ValueError(f"{names[0]}: its text does not stand in its file just once")
+        raise ValueError(f"{names[0]}: its text is not in its file exactly once")
     end = time.monotonic() + (60 * minutes if minutes else float("inf"))
     with scratch.folder() as folder:
         tree = folder / "tree"

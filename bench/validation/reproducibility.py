@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from bench.analysis.table import TIME
 from bench.harness.processes import ROOT
-from bench.record import in_words
+from bench.record import load_json
 from bench.report import tables
 from bench.report.replace import write_atomically
 from bench.report.technique_tables import Table, of_figures, of_words
@@ -26,12 +26,7 @@ HEADS = ("ratios", "agree", "same verdict", "lost", "otherwise", "opposite")
 
 def read() -> Reproduced:
     """The content of docs/reproducibility.json; ValueError with one line if it is wrong."""
-    try:
-        return msgspec.json.decode(RECORD.read_bytes(), type=Reproduced)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"{RECORD}: {in_words(error)}") from None
-    except (OSError, msgspec.DecodeError) as error:
-        raise ValueError(f"{RECORD} can't be read ({error})") from None
+    return load_json(RECORD, Reproduced, "a result of `twinbench validate reproduce`")
 
 
 def encode(made: Reproduced) -> str:

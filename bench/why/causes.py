@@ -212,8 +212,8 @@ def _is_fused(side: m.Side) -> bool:
 def _of_counts(difference: Difference, kind: str) -> str:
     a, b = difference.a.facts, difference.b.facts
     if kind == kinds.FAULTS:
-        return f"page faults, {a.faults:.0f} a step beside {b.faults:.0f}"
-    return f"compiling again, {a.graphs:.2g} times a step beside {b.graphs:.2g}"
+        return f"page faults, {a.faults:.0f} per step against {b.faults:.0f}"
+    return f"compiling again, {a.graphs:.2g} times per step against {b.graphs:.2g}"
 
 
 # Words -------------------------------------------------------------------------------------------

@@ -237,11 +237,3 @@ def seconds_of_a_fault() -> float:
                 memory[place] = 1
             costs.append((fresh - (time.perf_counter() - start)) / PAGES)
     return max(0.0, median(costs))
-
-
-def alternately(programs: list[Program], *, rounds: int) -> list[m.Side]:
-    """Measure programs of one process in rounds that take turns."""
-    for number in range(rounds):
-        for program in programs[:: 1 if number % 2 else -1]:
-            program.round()
-    return [program.side() for program in programs]

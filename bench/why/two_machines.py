@@ -81,7 +81,10 @@ def told(records: list[Record], names: list[str]) -> list[str]:
     lines += [f"  {one}" for one in differences(first.environment, second.environment)[:3]]
     every = turned(first, second)
     if not every:
-        return [*lines, "No plain twins have another ratio there, as far as intervals tell."]
+        return [
+            *lines,
+            "No ratio of the frameworks differs between these machines beyond the intervals.",
+        ]
     lines.append("Times of PyTorch over TensorFlow, and the share of the best float32 product at")
     lines.append("which a whole step computes. Why is a guess: a record has no table of its kinds.")
     best = [record.environment.peak_flops["float32"] for record in records]

@@ -335,7 +335,9 @@ def test_pt_files_for_devices_predict_what_the_model_does(inputs, predicted, wri
 def test_pt_litert_says_where_an_operator_holds_the_batch(technique, model, inputs, tmp_path, kind):
     """Of images with one channel the transposition is a reshape."""
     example = model("digits-cnn"), inputs("digits-cnn", 3), tmp_path / "file.tflite"
-    with pytest.raises(NotImplementedError, match=r"can't resize the inputs of the file to .*: an oper"):
+    with pytest.raises(
+        NotImplementedError, match=r"can't resize the inputs of the file to .*: an oper"
+    ):
         technique.export_litert(*example)
     predict = load(kind, technique.export_litert(*example, dynamic_batch=False))
     assert len(predict(inputs("digits-cnn", 3))) == 3

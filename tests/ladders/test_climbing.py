@@ -269,15 +269,15 @@ def test_a_climb_does_not_go_on_under_other_conditions(
     shutil.copy(whole[1] / climbing.FILE, tmp_path)
     record = load(tmp_path)
     record.environment = record.environment.but(cpu="another")
-    with pytest.raises(ValueError, match="other conditions: cpu was another"):
+    with pytest.raises(ValueError, match="since the run began: cpu was another"):
         climb(record, tmp_path, results_folder)
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "no JSON"),
-        ("{}", "no record of a ladder: object missing required field `ladder`"),
+        ("{", "not JSON"),
+        ("{}", "not a record of a ladder: object missing required field `ladder`"),
         ('{"schema_version": 1, "ladder": "planted"}', "missing required field `command`"),
         ('{"schema_version": 1, "ladder": 1}', "ladder: expected `str`"),
         (None, "No such file"),

@@ -828,7 +828,7 @@ def edited(part: str, **changes) -> str:
             edited("timing", step_s={"0": {"0": [1e300]}}),
             "timing: step_s 0: expected `float` <= 100000.0",
         ),
-        (broken(looks=[5, 3]), "looks are not 10 rising numbers"),
+        (broken(looks=[5, 3]), "looks must be at most 10 rising numbers"),
         (edited("memory", steady_peak_bytes=True), "memory: steady_peak_bytes: expected `float"),
         (edited("metrics", samples_per_s=7), "metrics: expected `object`, got `int`"),
         (edited("certificate", losses=None), "certificate: losses: expected `array`, got `null`"),

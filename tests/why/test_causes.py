@@ -385,7 +385,7 @@ def test_on_two_machines_the_framework_that_uses_less_of_the_faster_one_is_a_gue
     one, other = (load(path) for path in sorted(MACHINES.glob("amd-epyc-avx-512*/results.json")))
     said = "\n".join(two_machines.told([one, other], ["one", "other"]))
     assert "a guess, PyTorch's libraries use less" in said
-    assert "No plain twins" in two_machines.told([one, one], ["one", "one"])[-1]
+    assert "No ratio of the frameworks" in two_machines.told([one, one], ["one", "one"])[-1]
 
 
 # From events to pieces ---------------------------------------------------------------------------

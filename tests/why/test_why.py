@@ -9,7 +9,7 @@ import pytest
 from bench.why import experiments
 from bench.why.causes import FLUSHED, causes, sentence
 from bench.why.difference import Difference, compare
-from bench.why.measuring import Program, alternately
+from bench.why.measuring import Program
 from shared import step_events as kinds
 
 FRAMEWORKS = ("pt", "tf")
@@ -40,6 +40,14 @@ PLANTED = {
 }
 ONLY = {"python_in_the_graph": "tf", "eager": "tf"}
 ONLY |= dict.fromkeys(("page_faults", "recurrent", "reads_results", "denormals"), "pt")
+
+
+def alternately(programs: list[Program], *, rounds: int):
+    """Measure programs of one process in rounds that take turns."""
+    for number in range(rounds):
+        for program in programs[:: 1 if number % 2 else -1]:
+            program.round()
+    return [program.side() for program in programs]
 
 
 def decided(difference: Difference) -> Difference:
