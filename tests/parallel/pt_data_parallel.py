@@ -13,7 +13,7 @@ from torch import nn
 from pt_impl.kit import examples, models, replicas, training
 from pt_impl.kit.calling import call
 
-OTHER = "sharded"  # a variant beside processes
+OTHER = {"variant": "sharded"}  # beside processes
 LACKING = "one_process"  # this machine lacks something for it
 
 
@@ -79,10 +79,11 @@ def without_statistics():
 
 def masks():
     """The gradient of a row is the dropout mask of the sample that is this row of the identity."""
-    layer = nn.Linear(2, 64, bias=False)
+    layer = nn.Linear(8, 64, bias=False)
     nn.init.ones_(layer.weight)
     model = nn.Sequential(layer, nn.Dropout(0.5))
-    return model, torch.optim.SGD(model.parameters(), 1.0), lambda output, y: output.mean()
+    optimizer = torch.optim.SGD(model.parameters(), 1.0, momentum=0.5)
+    return model, optimizer, lambda output, y: output.mean()
 
 
 def small():

@@ -45,15 +45,16 @@ class Forks:
         threads = parallel.threads_each(run.threads, count)
         common = parallel.environment(threads)
         with parallel.training_folder(dataset) as data:
-            out = self.folder / "result.npz"
+            out, said = self.folder / "result.npz", self.folder / "said"
+            said.write_text("")
             given = parallel.arguments(make, build, data, run, settings or {})
             given += [f"--threads={threads}", f"--out={out}"]
             places = PLACES[self.framework](parallel.free_ports(count))
             module = f"{self.framework}_impl.kit.replicas"
-            self._server.send([(module, given, common | place) for place in places])
+            self._server.send([(module, given, common | place, said) for place in places])
             codes = self._server.recv()
         if any(code != 0 for code in codes):  # None: it did not end
-            raise RuntimeError(f"replicas ended with {codes}: {given}")
+            raise RuntimeError(f"replicas ended with {codes}: {given}: {said.read_text()}")
         result = parallel.Result.load(out)
         out.unlink()
         return result
@@ -81,10 +82,10 @@ def _serve(ours: Connection, theirs: Connection) -> None:
             process.kill()
 
 
-def _replica(module: str, given: list[str], environment: dict[str, str]) -> None:
-    """Be one process of a run."""
+def _replica(module: str, given: list[str], environment: dict[str, str], said: Path) -> None:
+    """Be one process of a run, which writes its errors to the file `said`."""
     os.environ |= environment
-    sys.argv = [module, *given]
+    sys.argv, sys.stderr = [module, *given], said.open("a")
     importlib.import_module(module).main()
     atexit._run_exitfuncs()  # a forked process would not, and its framework says goodbye there
 

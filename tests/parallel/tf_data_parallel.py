@@ -9,7 +9,7 @@ import tensorflow as tf
 from tests.parallel.replicas import tf_config
 from tf_impl.kit import examples, models, replicas, training
 
-OTHER = "one_process"  # a variant beside processes
+OTHER = {"variant": "one_process", "processes": 1}  # beside processes
 LACKING = "tpu"  # this machine lacks something for it
 keras, layers = tf.keras, tf.keras.layers
 
@@ -59,8 +59,8 @@ def _mixed(sparse):
 def masks():
     """The gradient of a row is the dropout mask of the sample that is this row of the identity."""
     dense = layers.Dense(64, use_bias=False, kernel_initializer="ones")
-    model = keras.Sequential([keras.Input((2,)), dense, layers.Dropout(0.5)])
-    optimizer = keras.optimizers.SGD(1.0)
+    model = keras.Sequential([keras.Input((8,)), dense, layers.Dropout(0.5)])
+    optimizer = keras.optimizers.SGD(1.0, momentum=0.5)
     optimizer.build(model.trainable_variables)
     return model, optimizer, lambda output, y: tf.reduce_mean(output)
 
