@@ -70,6 +70,20 @@ def test_the_site_nests_lists_and_shows_tables_as_the_repository_does(site, page
     assert in_html(site / name) == in_markdown(page)
 
 
+@pytest.mark.parametrize("name", ["index", "docs/report", "docs/answers", "docs/priorities"])
+def test_on_a_phone_no_table_scrolls_sideways(site, browser, name):
+    tab = browser.new_page(viewport={"width": 390, "height": 844})
+    tab.goto((site / f"{name}.html").as_uri())
+    tab.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+    widths = tab.evaluate(
+        """[...document.querySelectorAll(".md-typeset table:not([class])")]
+            .map((table) => table.getBoundingClientRect().right)"""
+    )
+    tab.close()
+    assert widths
+    assert max(widths) <= 390
+
+
 def paths(navigation: list | dict | str) -> list[str]:
     """What a part of the navigation leads to."""
     if isinstance(navigation, str):

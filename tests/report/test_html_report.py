@@ -8,7 +8,6 @@ import hashlib
 import io
 import json
 import re
-import shutil
 import time
 from functools import cache
 from html.parser import HTMLParser
@@ -475,22 +474,6 @@ def test_csv_is_rectangular_whatever_the_names(name):
 
 
 # In a browser ------------------------------------------------------------------------------------
-
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-QUIET += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    api = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
-    path = next(filter(None, map(shutil.which, CHROMIUM)), None)
-    if path is None:
-        pytest.skip(f"needs a browser: {', '.join(CHROMIUM)}")
-    with api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=path, args=QUIET)
-        yield found
-        found.close()
 
 
 @pytest.fixture(scope="module")
