@@ -21,6 +21,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.machinery import SourceFileLoader
 from itertools import pairwise
 from numbers import Integral
@@ -483,6 +484,33 @@ def arrays(tree: Any) -> Any:
     if array.dtype.kind in "OSU":
         raise BadFile(f"a batch holds {_kind(tree)} of {array.dtype}: give arrays of numbers")
     return array
+
+
+def read_by(function: Callable, weights_of: Callable) -> list:
+    """The weights that a loss has at hand: in what it closes over, or is a method of.
+
+    weights_of: of a value, the weights that it is or holds; None of what holds none by itself.
+    """
+    weights, left, seen = [], [function], set()
+    while left:
+        value = left.pop()
+        if id(value) in seen or len(seen) > 1000:
+            continue
+        seen.add(id(value))
+        if (held := weights_of(value)) is not None:
+            weights += held
+        elif inspect.isfunction(value):
+            used = inspect.getclosurevars(value)
+            left += [*used.nonlocals.values(), *used.globals.values()]
+        elif inspect.ismethod(value):
+            left += [value.__func__, value.__self__]
+        elif isinstance(value, partial):
+            left += [value.func, *value.args, *value.keywords.values()]
+        elif isinstance(value, dict | list | tuple):
+            left += value.values() if isinstance(value, dict) else value
+        elif not inspect.ismodule(value) and not isinstance(value, type):
+            left += getattr(value, "__dict__", {}).values()
+    return weights
 
 
 def leaves(tree: Any) -> list:

@@ -15,7 +15,6 @@ import math
 import sys
 import weakref
 from collections.abc import Callable
-from functools import partial
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -36,6 +35,7 @@ from shared.user_model import (
     leaves,
     mapped,
     one_line,
+    read_by,
 )
 
 
@@ -68,7 +68,9 @@ class UserModel:
             import_weights(model, weights)
         self._loss, self._builds = loss, self._builds + 1
         ours = {id(parameter) for parameter in model.parameters()}
-        self._reads_model = any(id(parameter) in ours for parameter in _read_by(loss))
+        self._reads_model = any(
+            id(parameter) in ours for parameter in read_by(loss, _parameters_of)
+        )
         if self._reads_model:
             vars(model)["loss_of_file"] = loss  # a loss holds its model: only that may hold it
             for parameter in model.parameters():
@@ -219,30 +221,11 @@ def _refuse_keras(model) -> None:
         )
 
 
-def _read_by(loss: Callable) -> list[nn.Parameter]:
-    """The parameters that a loss has at hand: in what it closes over, or is a method of."""
-    found, left, seen = [], [loss], set()
-    while left:
-        value = left.pop()
-        if id(value) in seen or len(seen) > 1000:
-            continue
-        seen.add(id(value))
-        if isinstance(value, nn.Module):
-            found += value.parameters()
-        elif isinstance(value, nn.Parameter):
-            found.append(value)
-        elif inspect.isfunction(value):
-            used = inspect.getclosurevars(value)
-            left += [*used.nonlocals.values(), *used.globals.values()]
-        elif inspect.ismethod(value):
-            left += [value.__func__, value.__self__]
-        elif isinstance(value, partial):
-            left += [value.func, *value.args, *value.keywords.values()]
-        elif isinstance(value, dict | list | tuple):
-            left += value.values() if isinstance(value, dict) else value
-        elif not inspect.ismodule(value) and not isinstance(value, type):
-            left += getattr(value, "__dict__", {}).values()
-    return found
+def _parameters_of(value) -> list[nn.Parameter] | None:
+    """The parameters of a module, or one by itself; None of anything else."""
+    if isinstance(value, nn.Module):
+        return list(value.parameters())
+    return [value] if isinstance(value, nn.Parameter) else None
 
 
 def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:

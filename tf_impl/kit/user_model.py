@@ -9,10 +9,8 @@ optimizer is made of its configuration, anew for each model. A loss takes (outpu
 of Keras's own classes, which take (y, output), is turned round.
 """
 
-import inspect
 import math
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import tensorflow as tf
@@ -27,6 +25,7 @@ from shared.user_model import (
     leaves,
     mapped,
     one_line,
+    read_by,
 )
 from tf_impl.kit import calling, comparing, optimizers, runtime, tracing, training
 
@@ -176,7 +175,8 @@ def check(file_model: UserModel, model: tf.keras.Model, batch: tuple) -> dict:
     """
     x, y = batch
     known = len(model.weights)
-    if {id(weight) for weight in model.weights} & {id(each) for each in _read_by(file_model._loss)}:
+    read = read_by(file_model._loss, _weights_of)
+    if {id(weight) for weight in model.weights} & {id(weight) for weight in read}:
         raise BadFile(
             "loss_fn reads the model's weights by itself, and a row trains another copy of the"
             " model: let the model say it, by kernel_regularizer or add_loss"
@@ -211,30 +211,12 @@ def check(file_model: UserModel, model: tf.keras.Model, batch: tuple) -> dict:
     }
 
 
-def _read_by(loss: Callable) -> list:
-    """The weights that a loss has at hand: in what it closes over, or is a method of."""
-    found, left, seen = [], [loss], set()
-    while left:
-        value = left.pop()
-        if id(value) in seen or len(seen) > 1000:
-            continue
-        seen.add(id(value))
-        if isinstance(value, tf.keras.layers.Layer):
-            found += value.weights
-        elif isinstance(value, (tf.Variable, getattr(tf.keras, "Variable", tf.Variable))):
-            found.append(value)
-        elif inspect.isfunction(value):
-            used = inspect.getclosurevars(value)
-            left += [*used.nonlocals.values(), *used.globals.values()]
-        elif inspect.ismethod(value):
-            left += [value.__func__, value.__self__]
-        elif isinstance(value, partial):
-            left += [value.func, *value.args, *value.keywords.values()]
-        elif isinstance(value, dict | list | tuple):
-            left += value.values() if isinstance(value, dict) else value
-        elif not inspect.ismodule(value) and not isinstance(value, type):
-            left += getattr(value, "__dict__", {}).values()
-    return found
+def _weights_of(value) -> list | None:
+    """The weights of a layer, or one by itself; None of anything else."""
+    if isinstance(value, tf.keras.layers.Layer):
+        return value.weights
+    is_one = isinstance(value, (tf.Variable, getattr(tf.keras, "Variable", tf.Variable)))
+    return [value] if is_one else None
 
 
 def is_out_of_memory(error: Exception) -> bool:
