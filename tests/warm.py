@@ -10,6 +10,7 @@ fresh process does. A worker ends as any process does, but for objects that are 
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import importlib
 import json
@@ -51,6 +52,8 @@ def main(framework: str) -> None:
         workers.implementation(framework)
     for module in KEPT[framework]:
         importlib.import_module(module)
+    if framework == "pt":
+        read_translations_once()
     # tfmot sets TF_USE_LEGACY_KERAS, by which what a worker starts would have another Keras.
     os.environ.clear()
     os.environ.update(variables)
@@ -65,6 +68,15 @@ def main(framework: str) -> None:
             return work(**request)
         print(json.dumps(_ending(child, request["timeout"])), file=answers, flush=True)
     os._exit(0)  # at once: it holds what was imported, and nothing that has to be written
+
+
+def read_translations_once() -> None:
+    """torch.onnx reads the sources of its 500 translations here, and in no export any more."""
+    from torch.onnx._internal.exporter import _registration
+
+    read = functools.cache(_registration.ONNXRegistry.from_torchlib)
+    read(opset_version=_registration._constants.TORCHLIB_OPSET)
+    _registration.ONNXRegistry.from_torchlib = staticmethod(read)
 
 
 def work(

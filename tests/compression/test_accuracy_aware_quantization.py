@@ -14,7 +14,7 @@ from shared import datasets, operators
 from shared.layer_search import distance, find_layers_to_keep, plant_outlier
 from shared.specs import TASKS, CNNSpec
 from shared.weights import init_weights
-from tests.compression import teaching
+from tests.compression import quick, teaching
 
 FRAMEWORKS = ("pt", "tf")
 MODELS = "quantization"
@@ -71,7 +71,8 @@ def test_layers_of_the_outlier_stay_in_float_and_the_rest_are_integers(
     def error(predict):
         return distance(models.numpy(predict(x)), wanted)
 
-    quantized, search = technique.apply_accuracy_aware_int8(model, x, error, most=0.1)
+    with quick.without_code():  # each attempt would be compiled; the file below is
+        quantized, search = technique.apply_accuracy_aware_int8(model, x, error, most=0.1)
     errors["own"] = [value for _, value in search.tried]
     assert list(search.kept) == CULPRITS[framework]
     path = models.int8_files.save_as_it_is(quantized, tmp_path / "model")
