@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 from dataclasses import replace
 
@@ -51,7 +52,7 @@ class Build:
         return self.build(self.spec, init_weights(self.spec, seed=1))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def training(technique, kit, folder):
     def begin(*rungs, name="gpt", **settings):
         settings |= {"rungs": rungs, "batch_size": BATCH, "seed": 2}
@@ -67,11 +68,19 @@ def batches(kit, folder):
     return {name: kit.data.resident_batches(each) for name, each in drawn.items()}
 
 
-def losses(run, batches):
-    """Of steps; the run ends."""
-    values = [float(run.step(*batch)) for batch in batches]
-    run.close()
-    return values
+@pytest.fixture(scope="module")
+def plain(training, batches):
+    """`plain(name)`: losses of the plain program's steps, and of an epoch of nine sequences."""
+
+    @functools.cache
+    def losses_of(name):
+        run = training(name=name, sequences=9)
+        steps = [float(run.step(*batch)) for batch in batches[name]]
+        epoch = [float(loss) for loss in run.epoch()]
+        run.close()
+        return steps, epoch
+
+    return losses_of
 
 
 def products(kit, run, batch):
@@ -80,11 +89,8 @@ def products(kit, run, batch):
 
 
 @EACH
-def test_the_plain_program_is_plain_framework_code(training, kit, models, folder, batches, name):
-    run = training(name=name, sequences=9)
-    steps = [float(run.step(*batch)) for batch in batches[name]]
-    epoch = [float(loss) for loss in run.epoch()]
-    run.close()
+def test_the_plain_program_is_plain_framework_code(plain, kit, models, folder, batches, name):
+    steps, epoch = plain(name)
     x, y = (np.load(folder / name / f"train_{part}.npy") for part in "xy")
     order = np.random.default_rng([2, 0]).permutation(9)
     rows = [np.sort(order[first : first + BATCH]) for first in (0, BATCH)]
@@ -95,37 +101,31 @@ def test_the_plain_program_is_plain_framework_code(training, kit, models, folder
 
 
 @EACH
-def test_twins_agree_in_their_first_losses(training, batches, agrees, name):
-    agrees(name, {"losses": losses(training(name=name), batches[name])}, 1e-4)
+def test_twins_agree_in_their_first_losses(plain, agrees, name):
+    agrees(name, {"losses": plain(name)[0]}, 1e-4)
 
 
-def test_mixed_precision_computes_in_bfloat16(training, kit, batches):
-    run = training("mixed_precision")
-    assert set(products(kit, run, batches["gpt"][0])) == {"bfloat16"}
-    run.close()
-
-
-@pytest.mark.parametrize("rung", ["checkpointing", "data_parallel"])
-def test_other_rungs_change_no_loss(training, batches, rung):
-    plain = losses(training(), batches["gpt"])
-    assert apart(losses(training(rung), batches["gpt"]), plain) < 1e-4
-
-
-def test_blocks_are_computed_again(training, kit, batches):
-    runs = [training(rung) for rung in ("checkpointing", "mixed_precision")]
-    again, once = (sum(products(kit, run, batches["gpt"][0]).values()) for run in runs)
-    assert again > once
-    for run in runs:
+def test_mixed_precision_computes_in_bfloat16_and_checkpointing_blocks_again(
+    training, kit, batches, plain
+):
+    """Of which only the first changes losses."""
+    again, mixed = training("checkpointing"), training("mixed_precision")
+    steps = [float(again.step(*batch)) for batch in batches["gpt"]]
+    assert apart(steps, plain("gpt")[0]) < 1e-4
+    twice, once = (products(kit, run, batches["gpt"][0]) for run in (again, mixed))
+    assert set(once) == {"bfloat16"}
+    assert sum(twice.values()) > sum(once.values())
+    for run in (again, mixed):
         run.close()
 
 
-def test_rungs_change_no_loss_of_hidden_characters(training, technique, models, batches):
+def test_rungs_change_no_loss_of_hidden_characters(training, technique, models, batches, plain):
     """Each row has as many, so that halves of a batch weigh alike; they are what is accumulated."""
     rungs = [rung for rung in technique.RUNGS[1:] if rung != "data_parallel"]
     run, sizes = training(*rungs, name="bert"), []
     models.watch(run.model, sizes)
-    plain = losses(training(name="bert"), batches["bert"])
-    assert apart([float(run.step(*batch)) for batch in batches["bert"]], plain) < 1e-4
+    steps = [float(run.step(*batch)) for batch in batches["bert"]]
+    assert apart(steps, plain("bert")[0]) < 1e-4
     assert set(sizes) == {2}
     assert models.is_fused(run, batches["bert"][0])
     run.close()
@@ -143,9 +143,11 @@ def test_a_bert_sees_both_ways_and_learns_hidden_places_alone(technique, kit, mo
     assert 0 < np.mean(y != NO_LABEL) < 0.5
 
 
-def test_replicas_share_each_batch_and_end(training, models, batches):
+def test_replicas_share_each_batch_change_no_loss_and_end(training, models, batches, plain):
     run = training("data_parallel")
     assert models.replicas(run) == 2
+    steps = [float(run.step(*batch)) for batch in batches["gpt"]]
+    assert apart(steps, plain("gpt")[0]) < 1e-4
     assert len(list(run.epoch())) == 4
     with pytest.raises(ValueError, match="equal shares"):
         run.step(*(part[:3] for part in batches["gpt"][0]))
@@ -175,8 +177,7 @@ def test_replicas_without_a_model_leave_nothing(technique, models, folder):
     assert not models.dist.is_initialized()
 
 
-def test_all_rungs_at_once_train_and_predict(training, technique, batches, tmp_path):
-    plain = losses(training(), batches["gpt"])
+def test_all_rungs_at_once_train_and_predict(training, technique, batches, plain, tmp_path):
     run, (x, _) = training(*technique.RUNGS), batches["gpt"][0]
     steps = [float(run.step(*batch)) for batch in batches["gpt"]]
     assert list(run.finish(x)) == []
@@ -185,4 +186,4 @@ def test_all_rungs_at_once_train_and_predict(training, technique, batches, tmp_p
     assert (tmp_path / "deployed").stat().st_size > 4 * 20 * 32
     run.close()
     assert np.isfinite(steps).all()
-    assert apart(steps, plain) < 0.02  # bfloat16
+    assert apart(steps, plain("gpt")[0]) < 0.02  # bfloat16
