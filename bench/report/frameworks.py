@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from bench.analysis.questions import Answer
 from bench.analysis.ranking import UPDATE, Ranking
-from bench.analysis.table import MEMORY, TIME, Figure, Row, is_better, is_worse
+from bench.analysis.table import MEMORY, Figure, Row, is_better, is_worse
 from bench.analysis.verdicts import DELTA
 from bench.record import FRAMEWORKS
 from bench.report.advised import NO_DIFFERENCE, gained, is_file
@@ -20,11 +20,13 @@ from bench.report.technique_tables import Table, of_words
 MOST = 8  # cases
 STARRED = "*"  # accuracy not shown, as in the picture
 COLUMNS = ("plain code", "the same technique")
+UNKNOWN = "not compared"
+KINDS = (*COLUMNS, "unlike programs")
 LEGEND = (
     "1.19x: times as fast, with its 95% interval in brackets. A lead counts if its whole "
     f"interval is beyond {DELTA:.0%}. “Not compared”: plain code was not measured in both.",
     "“The same technique” is the one that gains most in both. Where a cell has two names, "
-    "unlike programs are compared, such as two runtimes. The lead is theirs, not the framework's.",
+    "unlike programs are compared, such as two runtimes. The lead is theirs, not the framework's. "
     f"{STARRED} Accuracy was not shown to be kept: check it on your data.",
 )
 
@@ -35,6 +37,11 @@ class Line:
 
     answer: Answer
     pairs: tuple[tuple[Row, Row] | None, ...]
+
+    def kind(self, column: int) -> str | None:
+        """Which of `KINDS` is compared there; None where nothing is."""
+        pair = self.pairs[column]
+        return pair and KINDS[2 if column and len(_names(pair)) > 1 else column]
 
     def leader(self, column: int) -> str | None:
         """The framework shown to be ahead; None where none is."""
@@ -49,7 +56,7 @@ class Line:
         """Who is ahead, by how much; or why nobody is."""
         between, leader = self._between(column), self.leader(column)
         if between is None:
-            return "not compared"
+            return UNKNOWN
         if leader is None:
             return NO_DIFFERENCE
         ratio = between if leader == "pt" else between.turned()
@@ -85,34 +92,37 @@ def table(listed: list[Answer]) -> Table:
     )
 
 
-def overview(listed: list[Answer]) -> list[str]:
-    """Which framework trains and predicts faster, for large and for small models.
-
-    Unlike programs are left out.
-    """
-    shown = [one for one in lines(listed) if one.answer.goal.figure == TIME]
-    made = []
-    for size, large in (("Large models", True), ("Small models", False)):
-        of_size = [one for one in shown if one.answer.work.large == large]
-        parts = [
-            f"with {name} {leads}"
-            for column, name in enumerate(COLUMNS)
-            if (leads := _leads(of_size, column))
-        ]
-        made += [f"**{size}**: {'; '.join(parts)}."] if parts else []
+def overview(listed: list[Answer]) -> dict[str, str]:
+    """Aim -> which framework leads at what, unlike programs apart."""
+    shown = lines(listed)
+    models = _models(shown)
+    made = {}
+    for aim in dict.fromkeys(one.answer.question.aim for one in shown):
+        asked = [one for one in shown if one.answer.question.aim == aim]
+        leads = {kind: _leads(asked, kind, models) for kind in KINDS}
+        parts = [f"with {kind} {text}" for kind, text in leads.items() if text]
+        compared = any(one.lead(column) != UNKNOWN for one in asked for column in (0, 1))
+        made[aim] = "; ".join(parts) or (NO_DIFFERENCE if compared else UNKNOWN)
     return made
 
 
-def _leads(shown: list[Line], column: int) -> str:
-    """In words; "" where nothing like was compared."""
-    pairs = [(one, one.pairs[column]) for one in shown if one.pairs[column]]
-    leaders = {one.leader(column) for one, pair in pairs if not column or len(_names(pair)) == 1}
-    names = sorted(FRAMEWORKS[one] for one in leaders if one)
-    if len(names) > 1:
-        return "each framework leads in a part"
-    if not names:
-        return "no difference is shown" if leaders else ""
-    return f"{names[0]} leads{' or no difference is shown' if None in leaders else ''}"
+def _leads(asked: list[Line], kind: str, models: dict[str, str]) -> str:
+    """PyTorch for GPT and ResNet-18, TensorFlow for small CNN; "" where none leads."""
+    outcomes: dict[str, dict[str, str | None]] = {}  # by model and place
+    for one in asked:
+        for column in range(len(COLUMNS)):
+            if one.kind(column) == kind:
+                work = one.answer.work
+                batches = outcomes.setdefault(models[work.task], {})
+                batches[f"{models[work.task]} at batch {work.batch_size}"] = one.leader(column)
+    places: dict[str, list[str]] = {}
+    for model, batches in outcomes.items():
+        if len(set(batches.values())) == 1:
+            batches = {model: next(iter(batches.values()))}
+        for place, leader in batches.items():
+            if leader:
+                places.setdefault(FRAMEWORKS[leader], []).append(place)
+    return ", ".join(f"{name} for {' and '.join(some)}" for name, some in places.items())
 
 
 def described(listed: list[Answer]) -> str:

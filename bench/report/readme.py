@@ -44,7 +44,7 @@ TERMS = (
     "bfloat16 and int8 are short number formats. ONNX Runtime, OpenVINO, TorchInductor and LiteRT "
     "run exported models. “Distilled” is a small model that learned from a large one."
 )
-MORE = f"[all answers]({ANSWERS}) compare the best of each framework for each aim."
+WINNER = f"There is no overall winner ([all answers]({ANSWERS})). Who leads on this machine:"
 PROVEN = (
     "**Same work, proven** ([how](docs/numbers.md)): both sides start from the same weights and "
     "must produce matching losses, or their ratio is not shown."
@@ -111,23 +111,31 @@ def agreement(path: Path, runs: list[Record]) -> str:
         return ""
     made = msgspec.json.decode(path.read_bytes(), type=_Reproduced)
     shown = {run.started for run in runs}
-    alike = f"agree with one another in {_share(made.pairs)} of their ratios"
+    agree = f"agree with one another in {_share(made.pairs, 'agree')} of their ratios"
     if shown <= {one.started for one in made.runs}:
-        return f"{len(made.runs)} whole runs on this class of machine {alike}."
-    said = f"{len(made.runs)} whole runs on another class of machine {alike}"
+        return f"{len(made.runs)} whole runs on this class of machine {agree}."
+    said = f"{len(made.runs)} whole runs on another class of machine {agree}."
     if made.apart and shown <= {one.started for one in made.others}:
-        said += f", and with this run in {_share(made.apart)}: trust directions more than sizes"
-    return f"{said}."
+        opposite = max(pair.of.opposite for pair in made.apart)
+        said += (
+            f" Beside this run {_share(made.apart, 'agree')} agree in size and "
+            f"{_share(made.apart, 'same')} in their verdict; at most {opposite} of "
+            f"{max(pair.of.ratios for pair in made.apart)} show the opposite."
+        )
+    return said
 
 
-def _share(pairs: list[_Pair]) -> str:
-    shares = [pair.of.agree / pair.of.ratios for pair in pairs if pair.of.ratios]
+def _share(pairs: list[_Pair], name: str) -> str:
+    """The median over pairs of runs, of their ratios, that agree in size or in verdict."""
+    shares = [getattr(pair.of, name) / pair.of.ratios for pair in pairs if pair.of.ratios]
     return f"{median(shares):.0%}" if shares else ""
 
 
 class _Agree(Struct):
     ratios: int
     agree: int
+    same: int
+    opposite: int
 
 
 class _Pair(Struct):
@@ -158,7 +166,9 @@ def headline(runs: list[Record], known: Sequence[Machine] = (), agreed: str = ""
         parts.append(_picture(drawn.title))
     parts.append(escape(f"{measured_on(runs)}; {_versions(runs)}"))
     parts.append("## PyTorch or TensorFlow?")
-    parts.append(_bullets([*frameworks.overview(listed), f"There is no overall winner: {MORE}"]))
+    parts.append(WINNER)
+    leads = frameworks.overview(listed).items()
+    parts.append(_bullets([f"**{aim.capitalize()}**: {escape(text)}." for aim, text in leads]))
     parts.append(advised_table(frameworks.table(listed)))
     models = f"{escape(frameworks.described(listed))} ([tasks](docs/techniques/README.md#tasks))."
     parts.append(_bullets([*map(escape, frameworks.LEGEND), TERMS, models]))
