@@ -2,6 +2,7 @@
 
 import pytest
 
+from bench import user_task
 from bench.analysis.certificates import difference
 from bench.analysis.reading import load
 from shared import user_model
@@ -38,9 +39,9 @@ def folder(tmp_path_factory):
     return place
 
 
+@pytest.mark.campaign
 def test_both_backends_do_the_same_work_from_the_same_weights(folder):
     record = load(folder / "results")
-    assert record.tasks["model"].paired
     ours, theirs = (case for case in record.cases if case.role == "baseline")
     assert {ours.framework, theirs.framework} == {"pt", "tf"}
     assert ours.certificate.weights_sha256 == theirs.certificate.weights_sha256
@@ -53,10 +54,14 @@ def test_both_backends_do_the_same_work_from_the_same_weights(folder):
     assert plain.ratio > 0
 
 
-def test_its_processes_have_the_backend_of_their_framework(folder):
-    (data,) = (folder / "results" / "data").glob("own-model-*")
-    sides = user_model.about(data)["sides"]
-    backends = {side: known["keras_backend"] for side, known in sides.items()}
+def test_both_backends_give_the_same_from_the_same_weights(tmp_path, monkeypatch):
+    """Each in a process with the backend of its framework."""
+    (tmp_path / "model.py").write_text(FILE)
+    monkeypatch.setattr(user_task, "TASKS", {})
+    path, results = str(tmp_path / "model.py"), tmp_path / "results"
+    made = user_task.prepare(path, results, {}, set(), lambda said: None)
+    assert made.task.paired  # the outputs of one batch were compared
+    backends = {side: known["keras_backend"] for side, known in made.about["sides"].items()}
     assert backends == {"pt": "torch", "tf": "tensorflow"}
 
 
