@@ -26,13 +26,13 @@ NO_DIFFERENCE = "no difference shown"
 UNLIKE = "unlike programs"
 SHOWN = (
     f"A gain counts where its whole 95% interval, in brackets, is beyond {DELTA:.0%} of time, "
-    "memory or size. It keeps accuracy: it does the same work, or is no worse than the task's "
-    "margin, or a short training keeps its loss, or a trained model its predictions. “But” says "
-    "why a row is not advised."
+    "memory or size. Accuracy counts as kept if the row computes the same, or its score is "
+    "within the task's margin, or a short training has the same loss, or a trained model the same "
+    "predictions. “But” says why a row is not advised."
 )
 BEST_OF_EACH = (
-    "“Ahead” compares the best of each framework, which may be two techniques: the row that is "
-    "named, or else the code that it is compared with. “Unlike programs” are two techniques, or "
+    "“Ahead” compares the best row of each framework, which may be two techniques. A framework "
+    "without a named row has its baseline there. “Unlike programs” are two techniques, or "
     "one in two runtimes. Rows with “but” are left out of “ahead”; README's table, which compares "
     "one technique in both, has them."
 )

@@ -32,8 +32,8 @@ PAGE = "docs/machines.md"
 AMOUNT = "holds, by another amount"
 MARKS = {HOLDS: "✓", AMOUNT: "±", TURNS: "≠", UNTOLD: "?", ONCE: "", NOTHING: ""}
 LEGEND = (
-    "Other machines: ✓ all that measured it show it, ± all do by another amount, ≠ one shows "
-    "otherwise, ? one can't tell."
+    "Other machines: ✓ all that measured it show the same, ± the same by another amount; ≠ one "
+    "shows otherwise, ? one can't tell."
 )
 COUNTED = {
     HOLDS: "{} hold",

@@ -15,16 +15,16 @@ Its twin: `tf_impl/train_step/mixed_precision.py`.
 Where the frameworks differ and why:
 - PyTorch: autocast decides for each operator while it runs. TensorFlow: Keras decides for each
   layer while the graph is traced.
-- PyTorch: bfloat16 plus float32 is float32. So a residual stream that starts as float32 (an
-  embedding) stays float32. A Keras layer casts its inputs and outputs, so there the stream is
-  bfloat16.
+- PyTorch: bfloat16 plus float32 is float32. So the skip connections of a Transformer stay
+  float32. A Keras layer casts its inputs and outputs, so there they are bfloat16: less memory, less
+  precision.
 - PyTorch casts a weight once per forward pass, Keras at every use.
 - BatchNorm and LayerNorm keep float32 parameters and statistics in both.
 - tf_keras models are refused: their dtypes are fixed when they are built.
 
 When it helps and when it hurts: it speeds up large convolutions and matrix products if the hardware
 has units for the dtype. On GPUs: float16 since Volta, bfloat16 since Ampere. On CPUs: AVX512-BF16
-and AMX. It also halves the memory of activations. It slows down small steps, because of the casts,
+and AMX. Activations kept in 16 bits take half the memory. It slows down small steps (casts take time)
 and CPUs that emulate the dtype. Keep layers that add up small differences in float32 (`keep_fp32`).
 - On a CPU the backward pass of fused attention over short sequences can become several times
   slower. `sdpa_kernel(SDPBackend.MATH)` around the step then helps.
