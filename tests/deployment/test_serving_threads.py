@@ -29,50 +29,38 @@ def most_that_worked(server, callers, wanted):
     return max(counts)
 
 
-@pytest.fixture
-def one_core():
-    """This thread, and what it starts, may run on one processor."""
+@AFFINITY
+def test_an_affinity_of_one_core_leaves_one_thread():
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
-    yield min(before)
-    os.sched_setaffinity(0, before)
+    try:
+        assert cgroups.usable_threads() == 1
+    finally:
+        os.sched_setaffinity(0, before)
 
 
-@AFFINITY
-def test_under_an_affinity_of_one_core_pools_have_one_thread(technique, framework, one_core):
-    """The instance was started with the affinity, and predicts what NumPy does."""
-    make = partial(pools.make_product, framework)
-    with technique.serve(make, X) as server:
-        assert np.allclose(server(X), X @ X, atol=1e-3)
-        (started,) = server.started
-    assert (started["pools"]["intra_op"], started["processors"]) == (1, [one_core])
-
-
-def test_pools_are_sized_by_the_quota(technique, framework, tmp_path, monkeypatch):
-    """The quota of a file as the kernel has it; the instance used no more than that."""
+def test_pools_are_sized_by_the_quota_and_instances_have_processors_of_their_own(
+    technique, framework, tmp_path, monkeypatch
+):
+    """The quota of a file as the kernel has it. Each instance uses no more, and does as NumPy."""
     (tmp_path / "cpu.max").write_text("150000 100000\n")
     (tmp_path / "groups").write_text("0::/\n")
     monkeypatch.setattr(cgroups, "MOUNT", tmp_path)
     monkeypatch.setattr(cgroups, "OWN", tmp_path / "groups")
     assert cgroups.usable_threads() == 1
+    processes = min(2, len(cgroups.processors()))
     make = partial(pools.make_product, framework)
-    with technique.serve(make, X) as server:
-        assert server.started[0]["pools"]["intra_op"] == 1
+    with technique.serve(make, X, processes=processes, bind=True) as server:
+        assert np.allclose(server(X), X @ X, atol=1e-3)
+        started = server.started
         load = serving.measure(server, [X], callers=4, seconds=0.5)
-    assert 0 < load.cores < 1.25
+    assert [one["pools"]["intra_op"] for one in started] == [1] * processes
+    assert 0 < load.cores < 1.25 * processes
     assert len(load.latencies) == pytest.approx(load.rate * 0.5, rel=0.5)
-
-
-@AFFINITY
-def test_instances_have_processors_and_pools_of_their_own(technique, framework):
-    if cgroups.usable_threads() < 2:
-        pytest.skip("one processor")
-    make = partial(pools.make_product, framework)
-    with technique.serve(make, X, processes=2, threads=1, bind=True) as server:
-        first, second = (one["processors"] for one in server.started)
-        load = serving.measure(server, [X], callers=4, seconds=0.5)
+    if processes < 2 or not hasattr(os, "sched_setaffinity"):
+        return
+    first, second = (one["processors"] for one in started)
     assert not set(first) & set(second)
-    assert [one["pools"]["intra_op"] for one in server.started] == [1, 1]
     assert len(load.threads) == 2
     assert min(load.threads) >= 1  # both answered
 
