@@ -459,7 +459,7 @@ REFUSALS = [
     pytest.param(of("subclassed"), "a subclassed model says nothing of its inputs", marks=KERAS_3),
     pytest.param(
         of("mobile", "apply_latency_pruning"),
-        "tfmot's pruning_policy takes models of",
+        "tfmot's pruning_policy takes only models of",
         marks=KERAS_3,
     ),
     *(

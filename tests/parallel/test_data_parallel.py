@@ -378,7 +378,7 @@ def test_tf_what_would_differ_from_one_process_is_refused(technique, models):
     overwrite = {"use_ema": True, "ema_overwrite_frequency": 2}
     for build, message in (
         (models.sgd(global_clipnorm=1.0), "global_clipnorm: Keras 3 does this on each replica"),
-        (models.sgd(**overwrite), "ema_overwrite_frequency: Keras 3 overwrites outside"),
+        (models.sgd(**overwrite), "ema_overwrite_frequency: Keras 3 overwrites only outside"),
         (models.sgd(loss_scale_factor=2.0), scaled),
         (models.scaling(), scaled),
     ):

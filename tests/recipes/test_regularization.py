@@ -225,7 +225,7 @@ REFUSALS = [
                 lambda t, m: decay(t, m.language(), lambda model: m.adamw(model.norm)),
                 "nothing in the optimizer",
             ),
-            (lambda t, m: decay(t, m.language(), m.scheduled), "a scheduler stands at"),
+            (lambda t, m: decay(t, m.language(), m.scheduled), "the optimizer has a scheduler"),
             (lambda t, m: decay(t, m.wide(), m.adam), L2),
             (
                 lambda t, m: decay(t, m.wide(), m.momentum),
