@@ -347,7 +347,7 @@ def test_minutes_end_a_run_in_time_with_what_it_has(start, whole):
     assert found.status == 0, found.out + found.err
     assert (found.record.finished, found.record.ended) == (False, "minutes")
     assert 5 < found.record.seconds["total"] <= 0.2 * 60
-    assert "it ends after 12 s" in found.err
+    assert "the run ends after 12 s" in found.err
     assert "ENDED IN TIME" in found.out
     assert "--resume" in found.out
     (comparison,) = found.record.comparisons

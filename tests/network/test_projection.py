@@ -117,7 +117,7 @@ def test_a_page_takes_the_tables_and_keeps_the_rest(written, tmp_path, capsys):
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     arguments = ["projection", str(written), "--page", str(page)]
     assert command.main([*arguments, "--check"]) == 1
-    assert "not what the records give" in capsys.readouterr().err
+    assert "is outdated: make it again" in capsys.readouterr().err
     assert command.main(arguments) == 0
     text = page.read_text()
     assert text.startswith(f"before\n{BEGIN}\nMeasured on a processor")

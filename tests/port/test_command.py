@@ -14,7 +14,7 @@ from bench.port.report import Certificate, Match, Report
     [
         ("def pytorch(): pass\ndef batch(size=2, seed=0): pass\n", "needs both"),
         ("def pytorch(:\n", "fix this first"),
-        ("x = 1\n", "neither pytorch() nor tensorflow()"),
+        ("x = 1\n", "has no pytorch(), tensorflow()"),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path, capsys, text, words):

@@ -120,7 +120,7 @@ def test_tests_that_fail_without_a_fault_tell_nothing(tree):
 
 def test_a_fault_without_its_place_is_named(tree):
     (tree / "source.py").write_text("")
-    with pytest.raises(ValueError, match="three times: its text does not stand"):
+    with pytest.raises(ValueError, match="three times: its text is not in its file"):
         list(mutations.plant([NOTICED]))
 
 

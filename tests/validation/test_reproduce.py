@@ -139,8 +139,8 @@ def test_the_command_prints_and_checks_and_refuses_what_is_no_run(tmp_path, monk
     assert page == (tmp_path / "page").read_text("utf-8")
     for wrong, reason in (
         ([*paths, "nowhere"], "nowhere: neither a run nor a revision"),
-        ([*paths, paths[0]], "a run is given twice"),
-        (paths[:1], "no two of the runs are of one class"),
+        ([*paths, paths[0]], "two runs have the same name"),
+        (paths[:1], "no two runs are on the same class"),
         ([*paths, "--changed", "steps:run1"], "--changed steps:run1: give KIND:RUN:COMMIT"),
     ):
         capsys.readouterr()
