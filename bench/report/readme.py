@@ -114,15 +114,15 @@ def agreement(path: Path, runs: list[Record]) -> str:
     agree = f"agree with one another in {_share(made.pairs, 'agree')} of their ratios"
     if shown <= {one.started for one in made.runs}:
         return f"{len(made.runs)} whole runs on this class of machine {agree}."
-    said = f"{len(made.runs)} whole runs on another class of machine {agree}."
-    if made.apart and shown <= {one.started for one in made.others}:
-        opposite = max(pair.of.opposite for pair in made.apart)
-        said += (
-            f" Beside this run {_share(made.apart, 'agree')} agree in size and "
-            f"{_share(made.apart, 'same')} in their verdict; at most {opposite} of "
-            f"{max(pair.of.ratios for pair in made.apart)} show the opposite."
-        )
-    return said
+    sentence = f"{len(made.runs)} whole runs on another class of machine {agree}."
+    if not made.apart or not shown <= {one.started for one in made.others}:
+        return sentence
+    return (
+        f"{sentence} Beside this run {_share(made.apart, 'agree')} agree in size and "
+        f"{_share(made.apart, 'same')} in their verdict; at most "
+        f"{max(pair.of.opposite for pair in made.apart)} of "
+        f"{max(pair.of.ratios for pair in made.apart)} show the opposite."
+    )
 
 
 def _share(pairs: list[_Pair], name: str) -> str:

@@ -24,7 +24,7 @@ Where the frameworks differ and why:
 
 When it helps and when it hurts: it speeds up large convolutions and matrix products if the hardware
 has units for the dtype. On GPUs: float16 since Volta, bfloat16 since Ampere. On CPUs: AVX512-BF16
-and AMX. Activations kept in 16 bits take half the memory. It slows down small steps (casts take time)
+and AMX. Activations kept in 16 bits take half the memory. It slows down small steps, by its casts,
 and CPUs that emulate the dtype. Keep layers that add up small differences in float32 (`keep_fp32`).
 - On a CPU the backward pass of fused attention over short sequences can become several times
   slower. `sdpa_kernel(SDPBackend.MATH)` around the step then helps.
