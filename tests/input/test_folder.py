@@ -5,7 +5,9 @@ Every image is compared with Pillow's. The tuned pipelines are tested here, too.
 
 from __future__ import annotations
 
+import functools
 import gc
+import importlib
 import io
 import multiprocessing
 import re
@@ -27,6 +29,7 @@ from shared.epochs import DRAWS, TRIES, Epochs, crop_box, draw
 from shared.images import list_images
 from shared.specs import TASKS
 from shared.weights import init_weights
+from tests import workers
 from tests.input.pipelines import (
     BAD,
     BATCH,
@@ -60,13 +63,28 @@ def assert_pixels(epoch, wanted, framework="pt", decoder="standard", mean=MEAN, 
     assert beyond.mean() <= (0.02 if (framework, decoder) == ("tf", "fast") else 0)
 
 
+@pytest.fixture(scope="module")
+def epochs(load, folders):
+    """`epochs(loader)`: its first two."""
+
+    @functools.cache
+    def two(name):
+        made = load(name, folders.good)
+        return taken(made), taken(made)
+
+    return two
+
+
 # The same samples -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "decoder"), FORMS)
-def test_every_image_is_pillow_s_within_one_grey_level(framework, load, folders, name, decoder):
+def test_every_image_is_pillow_s_within_one_grey_level(
+    framework, load, folders, epochs, name, decoder
+):
     """In its place in the order, with its crop, flip and label; hence the same multiset."""
-    epoch, wanted = taken(load(name, folders.good, decoder=decoder)), expected(folders.good, 0)
+    usual, wanted = decoder == "standard", expected(folders.good, 0)
+    epoch = epochs(name)[0] if usual else taken(load(name, folders.good, decoder=decoder))
     assert epoch.flat == wanted.labels
     assert_pixels(epoch, wanted, framework, decoder)
 
@@ -79,10 +97,11 @@ def test_images_have_the_size_the_mean_and_the_deviation_that_are_asked_for(load
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_the_next_iteration_is_the_next_epoch_which_can_be_taken_up_again(load, folders, name):
+def test_the_next_iteration_is_the_next_epoch_which_can_be_taken_up_again(
+    load, folders, epochs, name
+):
     """By another loader, with another number of workers, to the last bit."""
-    made = load(name, folders.good)
-    first, second = taken(made), taken(made)
+    first, second = epochs(name)
     assert second.flat == expected(folders.good, 1).labels
     assert [len(y) for y in second.labels] == [BATCH, BATCH, BATCH, 1]
     assert not any(map(np.array_equal, first.images, second.images))
@@ -281,6 +300,14 @@ def limits(others=()):
     return [one for one in multiprocessing.active_children() if one not in others]
 
 
+@pytest.mark.parametrize("decoder", ["standard", "fast"])
+def test_the_work_is_measured(impl, folders, decoder):
+    rates = importlib.import_module(f"{impl.__name__}.kit.input_rates")
+    rate = rates.folder_limit(str(folders.good), seed=SEED, part=1, parts=2, decoder=decoder)
+    assert all(1 < rate() < 1e6 for _ in range(2))
+
+
+@pytest.mark.only("pt", *(["tf"] if workers.campaign() else []))  # whose limit imports it anew
 def test_a_pipeline_is_measured_beside_its_limit(impl, load, folders):
     task = TASKS["photos"]
     task = replace(task, dataset=replace(task.dataset, train_size=13))
