@@ -12,7 +12,7 @@ from functools import cache
 from itertools import pairwise
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import special
 
 Looks = tuple[int, ...]
 LOOKS = (3, 5, 8)  # blocks of a run after which it is decided who leaves
@@ -22,6 +22,8 @@ NODES = 96  # of the integration: exact to 1e-9
 @cache
 def bound(looks: Looks, error: float = 0.05) -> float:
     """Pocock's bound: |Z| stays below it at all `looks` with probability 1 - `error`."""
+    from scipy import optimize  # most commands need none, and its import takes a second
+
     return float(optimize.brentq(lambda c: crossing(c, looks) - error, 1.0, 6.0, xtol=1e-10))
 
 
@@ -33,13 +35,18 @@ def crossing(limit: float, looks: Sequence[int]) -> float:
     """
     unit, weights = np.polynomial.legendre.leggauss(NODES)
     edge = limit * looks[0] ** 0.5
-    sums, density = edge * unit, stats.norm.pdf(edge * unit, scale=looks[0] ** 0.5)
+    sums, density = edge * unit, _normal(edge * unit, looks[0])
     for before, look in pairwise(looks):
         mass, wider = edge * weights * density, limit * look**0.5
         steps = (wider * unit)[:, None] - sums[None, :]
-        density = stats.norm.pdf(steps, scale=(look - before) ** 0.5) @ mass
+        density = _normal(steps, look - before) @ mass
         sums, edge = wider * unit, wider
     return 1.0 - float(edge * weights @ density)
+
+
+def _normal(x: np.ndarray, variance: float) -> np.ndarray:
+    """The density of a normal distribution around 0."""
+    return np.exp(-(x**2) / (2 * variance)) / (2 * np.pi * variance) ** 0.5
 
 
 @cache
@@ -47,7 +54,7 @@ def confidence(looks: Looks, overall: float = 0.95) -> float:
     """The confidence that each look's interval needs for all to hold at once with `overall`."""
     if not looks:
         return overall
-    return float(1 - 2 * stats.norm.sf(bound(looks, 1 - overall)))
+    return float(1 - 2 * special.ndtr(-bound(looks, 1 - overall)))
 
 
 def taken(looks: Sequence[int], blocks: int) -> list[int]:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from math import sqrt
 
-from scipy.stats import binomtest
-
 from bench.analysis.verdicts import Interval, compare_accuracy, quantile
 from bench.record import (
     KEPT,
@@ -122,6 +120,8 @@ def _joined(one: float, other: float, correlation: float) -> float:
 
 
 def _wilson(count: int, n: int, level: float) -> Interval:
+    from scipy.stats import binomtest  # few runs need it, and its import takes a second
+
     ci = binomtest(count, n).proportion_ci(level, method="wilson")
     return Interval(count / n, ci.low, ci.high, None, n)
 

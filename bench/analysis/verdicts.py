@@ -13,7 +13,7 @@ from functools import cache
 from math import exp, log
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from bench.analysis.bounds import Looks, confidence
 from bench.record import AccuracyDifference
@@ -54,7 +54,7 @@ def t_interval(values: list[float], level: float = 0.95) -> Interval:
 @cache
 def quantile(level: float, freedom: float) -> float:
     """The quantile of Student's t for a two-sided interval at `level`; cached."""
-    return float(stats.t.ppf(0.5 + level / 2, freedom))
+    return float(special.stdtrit(freedom, 0.5 + level / 2))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import expm1, log
 from statistics import fmean, stdev
 
-from scipy import stats
+from scipy import special
 
 from bench.why import measured as m
 from shared import step_events as kinds
@@ -86,7 +86,7 @@ def compare(a: m.Side, b: m.Side) -> Difference:
     ratios = [log(x / y) for x, y in zip(a.rounds, b.rounds, strict=False)]
     half = float("inf")
     if len(ratios) > 1:
-        half = stats.t.ppf((1 + CONFIDENCE) / 2, len(ratios) - 1) * stdev(ratios)
+        half = special.stdtrit(len(ratios) - 1, (1 + CONFIDENCE) / 2) * stdev(ratios)
         half /= len(ratios) ** 0.5
     low, high = (b.step * expm1(min(fmean(ratios) + end, FARTHEST)) for end in (-half, half))
     both = Difference(a, b, (low, high), [], [])
