@@ -214,8 +214,8 @@ REFUSALS = [  # the export, the model, settings, and what is said
     ("package", "nothing", {"precision": "int8"}, "unknown precision 'int8': float32 or bfloat16"),
     pytest.param("torchscript", "random", {}, f"{OTHER}.*from the model's", marks=PT),
     pytest.param("torchscript", "loop", OPEN, OTHER, marks=PT),
+    # Packages have the same check, after ten seconds of a C++ compiler.
     pytest.param("torchscript", "last_eight", OPEN, SIZE, marks=PT),
-    pytest.param("package", "last_eight", OPEN, SIZE, marks=PT),
     pytest.param("package", "branch", {}, f"{AOT}.*data-dependent", marks=PT),
     pytest.param("package", "random", {}, f"{OTHER}.*from the model's", marks=TF),
     pytest.param("package", "unbuilt", {}, "the model has no variables yet", marks=TF),
@@ -268,7 +268,7 @@ def test_pt_what_a_machine_lacks_is_said(technique, models, tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("route", "words"),
     [
-        ("torchscript", "TorchScript is PyTorch's"),
+        ("torchscript", "TorchScript is only in PyTorch"),
         ("tensorrt", "TF-TRT is gone.*load_tensorrt"),
     ],
 )
