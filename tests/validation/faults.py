@@ -63,8 +63,8 @@ STATISTICS = (
     Fault(
         "an interval with one side alone",
         "bench/analysis/verdicts.py",
-        "stats.t.ppf(0.5 + level / 2, freedom)",
-        "stats.t.ppf(level, freedom)",
+        "special.stdtrit(freedom, 0.5 + level / 2)",
+        "special.stdtrit(freedom, level)",
         VERDICTS,
     ),
     Fault(
@@ -168,7 +168,7 @@ STATISTICS = (
     Fault(
         "looks without correction",
         "bench/analysis/bounds.py",
-        "return float(1 - 2 * stats.norm.sf(bound(looks, 1 - overall)))",
+        "return float(1 - 2 * special.ndtr(-bound(looks, 1 - overall)))",
         "return overall",
         LOOKS,
     ),
