@@ -132,18 +132,14 @@ def _compared(times: Fit, pairs: list[Pair], looks: Looks) -> list[Comparison]:
 def side_by_side(
     times: Fit, sides: dict[str, str], looks: Looks = ()
 ) -> dict[tuple[str, str], Ratio]:
-    """The ratio of any two programs of a piece of work, by their names, both ways.
+    """The ratio of any two programs of a piece of work, by their names in the order of `sides`.
 
     `sides`: the framework of each program.
     """
     names = [name for name in sides if name in times.pooled]
-    ratios = {}
-    # Each way by itself: a pair would lend its own variance to itself, turned round.
-    for order in (names, names[::-1]):
-        asked = [sequential.Pair(a, b, (sides[a], sides[b])) for a, b in combinations(order, 2)]
-        judged = zip(asked, sequential.judge(times, asked, looks), strict=True)
-        ratios |= {(pair.top, pair.bottom): ratio for pair, ratio in judged if ratio}
-    return ratios
+    asked = [sequential.Pair(a, b, (sides[a], sides[b])) for a, b in combinations(names, 2)]
+    judged = zip(asked, sequential.judge(times, asked, looks), strict=True)
+    return {(pair.top, pair.bottom): ratio for pair, ratio in judged if ratio}
 
 
 def _comparison(pair: Pair, ratio: Ratio) -> Comparison:

@@ -426,6 +426,7 @@ class Table:
             }
             made = comparisons.side_by_side(times, sides, looks)
             ratios |= {pair: _bounded(each.ratio, each.ci) for pair, each in made.items()}
+            ratios |= {pair[::-1]: ratios[pair].turned() for pair in made}
         programs = {case.id: case.program_id for case in self.record.cases}
         for comparison in self.record.comparisons:
             pair = (programs.get(comparison.numerator), programs.get(comparison.denominator))

@@ -324,7 +324,7 @@ def test_two_alone_lend_each_other_no_variance():
     found = side_by_side(own, {"a": "pt", "b": "pt"}, (3, 5))
     (alone,) = judge(own, [Pair("a", "b")], (3, 5))
     assert found[("a", "b")].ci == pytest.approx(alone.ci)
-    assert found[("b", "a")].ci == pytest.approx([1 / end for end in alone.ci[::-1]])
+    assert found.keys() == {("a", "b")}
 
 
 def test_a_row_stands_to_its_baseline_in_an_answer_as_in_the_record():
