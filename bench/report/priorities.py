@@ -1,4 +1,4 @@
-"""Which technique pays, and the path of questions, for the terminal and as a page."""
+"""Which techniques gain, and the path of questions, for the terminal and as a page."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _costs(sides: list[Priority]) -> str:
 
 # The terminal and the page -----------------------------------------------------------------------
 
-TITLE = "Which technique pays, and what it costs"
+TITLE = "Which techniques gain, and what they cost"
 STAR = "* marks where accuracy was not shown to be kept."
 HOW = (
     "A gain counts if its whole 95% interval is better by more than 3% (accuracy: by any of it) "

@@ -1,4 +1,4 @@
-"""The page of which technique pays: gains, accuracy, and costs in the order of the frameworks."""
+"""The page of which techniques gain: gains, accuracy, and costs in the order of the frameworks."""
 
 from __future__ import annotations
 
