@@ -594,7 +594,7 @@ def test_ends_of_the_path_have_figure_accuracy_and_what_did_not_gain():
     assert ends(leaf) == ["none advised: 1 with a gain, but not shown to keep accuracy"]
     (leaf,) = leaves(planted(row("mixed_precision", "bf16", time=MORE)))
     assert ends(leaf) == [
-        "PyTorch bf16 (mixed precision), digits-cnn, batch 64: 2.00 times as "
+        "bf16 (mixed precision), small CNN on digits, batch 64: 2.00 times as "
         "fast (1.92–2.08); same work"
     ]
     finder = row("batch_size_finder", "bf16", metrics={"largest_batch": (200, 100)})
