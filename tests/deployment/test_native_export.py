@@ -269,7 +269,7 @@ def test_pt_what_a_machine_lacks_is_said(technique, models, tmp_path, monkeypatc
     ("route", "words"),
     [
         ("torchscript", "TorchScript is only in PyTorch"),
-        ("tensorrt", "TF-TRT is gone.*load_tensorrt"),
+        ("tensorrt", "built without TensorRT.*load_tensorrt"),
     ],
 )
 def test_what_tensorflow_lacks_is_said_before_anything_is_made(route, words):

@@ -33,7 +33,7 @@ def parts(kit):
     return lambda: kit.models.split_head(kit.models.build(SPEC, init_weights(SPEC, seed=1)))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def training(technique, parts, domains):
     def begin(*rungs, **settings):
         settings |= {"steps": STEPS, "rungs": rungs, "batch_size": BATCH, "seed": SEED}
@@ -61,9 +61,15 @@ def epochs(run):
     return [float(loss) for _ in range(2) for loss in run.epoch()]
 
 
-def test_the_plain_program_is_two_gradients_by_hand(training, impl, models, parts, domains):
+@pytest.fixture(scope="module")
+def plain(training, batches):
+    """Losses of the plain program: of steps, and of two epochs of another one."""
+    return steps(training(), batches), epochs(training())
+
+
+def test_the_plain_program_is_two_gradients_by_hand(plain, impl, models, parts, domains):
     """Features climb the loss of the domains, which the domain head goes down."""
-    losses = epochs(training())
+    _, losses = plain
     loaders = [
         impl.input.in_memory.naive_loader(folder, seed=SEED + number, batch_size=BATCH)
         for number, folder in enumerate(domains)
@@ -79,12 +85,12 @@ def test_the_plain_program_is_two_gradients_by_hand(training, impl, models, part
     assert len(losses) == 6  # two epochs of 24 images in batches of 8
 
 
-def test_twins_agree_in_their_first_losses(training, batches, agrees):
-    agrees("plain", {"losses": steps(training(), batches)}, 1e-5)
+def test_twins_agree_in_their_first_losses(plain, agrees):
+    agrees("plain", {"losses": plain[0]}, 1e-5)
 
 
-def test_the_pipeline_gives_the_same_batches_another_way(training):
-    assert apart(epochs(training("input_pipeline")), epochs(training())) < 1e-4
+def test_the_pipeline_gives_the_same_batches_another_way(training, plain):
+    assert apart(epochs(training("input_pipeline")), plain[1]) < 1e-4
 
 
 def test_mixed_precision_computes_in_bfloat16_over_float32_weights(
@@ -113,10 +119,10 @@ def test_clipping_goes_the_same_way_less_far(training, models, batches):
     assert cosine > 0.9999
 
 
-def test_compiled_steps_are_compiled_and_the_same(training, kit, batches):
+def test_compiled_steps_are_compiled_and_the_same(training, kit, batches, plain):
     with workers.without_inductor():  # which compiles those of photos
         run = training("compiled")
-        assert apart(steps(run, batches), steps(training(), batches)) < 1e-4
+        assert apart(steps(run, batches), plain[0]) < 1e-4
     assert kit.runtime.trace_count(run.adapt)
 
 

@@ -34,16 +34,20 @@ def build(kit):
 @pytest.fixture
 def training(technique, build, folder):
     """Programs with some rungs, which are closed in the end."""
-    begun = []
+    runs = []
 
     def begin(*rungs, **settings):
-        usual = {"image_size": 32, "batch_size": BATCH, "seed": SEED, "average_decay": DECAY}
-        begun.append(technique.Training(build, folder, rungs=rungs, **usual | settings))
-        return begun[-1]
+        runs.append(begun(technique, build, folder, rungs, **settings))
+        return runs[-1]
 
     yield begin
-    for run in begun:
+    for run in runs:
         run.close()
+
+
+def begun(technique, build, folder, rungs=(), **settings):
+    usual = {"image_size": 32, "batch_size": BATCH, "seed": SEED, "average_decay": DECAY}
+    return technique.Training(build, folder, rungs=rungs, **usual | settings)
 
 
 @pytest.fixture(scope="module")
@@ -66,27 +70,36 @@ def steps(run, batches):
     return [float(run.step(*batch)) for batch in batches]
 
 
+@pytest.fixture(scope="module")
+def plain(technique, build, folder, batches):
+    """Losses of the plain program: of steps, and of two epochs after them."""
+    run = begun(technique, build, folder)
+    losses = steps(run, batches), epochs(run)
+    run.close()
+    return losses
+
+
 def epochs(run, count=2):
     return [float(loss) for _ in range(count) for loss in run.epoch()]
 
 
-def test_the_plain_program_is_plain_framework_code(training, impl, models, build, folder):
-    losses = epochs(training())
+def test_the_plain_program_is_plain_framework_code(plain, impl, models, build, batches, folder):
+    of_steps, of_epochs = plain
     loader = impl.input.folder.naive_loader(folder, batch_size=BATCH, seed=SEED, image_size=32)
-    plain = models.by_hand(build(), [batch for _ in range(2) for batch in loader])
-    assert apart(losses, plain) < 1e-5
-    assert len(losses) == 6  # two epochs of 24 photos in batches of 8
+    by_hand = models.by_hand(build(), [*batches, *(batch for _ in range(2) for batch in loader)])
+    assert apart(of_steps + of_epochs, by_hand) < 1e-5
+    assert len(of_epochs) == 6  # two epochs of 24 photos in batches of 8
 
 
-def test_twins_agree_in_their_first_losses(training, batches, agrees):
-    agrees("plain", {"losses": steps(training(), batches)}, 1e-5)
+def test_twins_agree_in_their_first_losses(plain, agrees):
+    agrees("plain", {"losses": plain[0]}, 1e-5)
 
 
-def test_the_pipeline_gives_the_same_batches_another_way(training):
+def test_the_pipeline_gives_the_same_batches_another_way(training, batches, plain):
     run = training("input_pipeline")
     parts = run.loader, *vars(run.loader).values()
     assert any(_module_of(part).endswith("tuned_folder") for part in parts)
-    assert apart(epochs(run), epochs(training())) < 1e-4
+    assert apart(steps(run, batches) + epochs(run), [*plain[0], *plain[1]]) < 1e-4
 
 
 def _module_of(part) -> str:
@@ -106,28 +119,27 @@ def test_mixed_precision_computes_in_bfloat16_over_float32_weights(
 
 
 def test_memory_format_moves_the_channels_and_nothing_else(
-    training, build, models, batches, framework
+    training, build, models, batches, framework, plain
 ):
-    run, plain = training("memory_format"), training()
-    assert apart(steps(run, batches[:1]), steps(plain, batches[:1])) < 1e-5
+    run = training("memory_format")
+    assert apart(steps(run, batches[:1]), plain[0][:1]) < 1e-5
     assert models.is_channels_last(run.model, batches[0][0])
     # It is the default of TensorFlow.
     assert models.is_channels_last(build(), batches[0][0]) == (framework == "tf")
 
 
-def test_accumulation_takes_the_batch_in_halves(training, models, build, batches):
+def test_accumulation_takes_the_batch_in_halves(training, models, build, batches, plain):
     (x, y), half = batches[0], BATCH // 2
     (whole,) = steps(training("accumulation"), batches[:1])
     halves = [models.by_hand(build(), [(x[p], y[p])]) for p in (slice(half), slice(half, None))]
     assert apart(whole, float(np.mean(halves))) < 1e-5
-    at_once = steps(training(), batches[:1])[0]
-    assert apart(whole, at_once) > 1e-4  # BatchNorm sees halves
+    assert apart(whole, plain[0][0]) > 1e-4  # BatchNorm sees halves
 
 
-def test_compiled_steps_are_compiled_and_the_same(training, kit, batches, framework):
+def test_compiled_steps_are_compiled_and_the_same(training, kit, batches, framework, plain):
     with workers.without_inductor():
         run = training("compiled")
-        assert apart(steps(run, batches), steps(training(), batches)) < 1e-4
+        assert apart(steps(run, batches), plain[0]) < 1e-4
     assert kit.runtime.trace_count(run.step)
     assert framework == "pt" or run.step._jit_compile
 
