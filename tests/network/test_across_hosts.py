@@ -136,9 +136,13 @@ def agree(ours: Result, theirs: Result) -> None:
     assert len(ours.losses) == STEPS
 
 
-@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("side", ["pt", pytest.param("tf", marks=pytest.mark.campaign)])
 def test_two_hosts_train_as_one_process_does(side, data, alone, tmp_path):
-    """Started as README says: torchrun on each host; TensorFlow's program with TF_CONFIG."""
+    """Started as README says: torchrun on each host; TensorFlow's program with TF_CONFIG.
+
+    At each change TensorFlow's replicas meet on one host (tests/parallel/test_data_parallel.py),
+    and across hosts in a sweep (test_projection.py).
+    """
     launcher = {
         "pt": "-m torch.distributed.run --nnodes=2 --node-rank={host} --master-addr=host0",
         "tf": "",
