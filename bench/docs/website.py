@@ -117,13 +117,16 @@ def _target(link: re.Match, place: Path, folder: Path) -> str:
         return f"{path.rstrip('/')}/README.md{anchor}"
     copy.parent.mkdir(parents=True, exist_ok=True)
     if source.suffix in LANGUAGES:
-        text = source.read_text("utf-8")
-        code = f"# {target}\n\n````{LANGUAGES[source.suffix]}\n{text}````\n"
-        copy.with_name(f"{copy.name}.md").write_text(code, "utf-8")
+        copy.with_name(f"{copy.name}.md").write_text(_listing(source, target), "utf-8")
         return f"{path}.md{anchor}"
     if not copy.exists():
         shutil.copy(source, copy)
     return link[0]
+
+
+def _listing(source: Path, target: Path) -> str:
+    """The page of a file of code."""
+    return f"# {target}\n\n````{LANGUAGES[source.suffix]}\n{source.read_text('utf-8')}````\n"
 
 
 def main(arguments: list[str] | None = None) -> int:
