@@ -17,6 +17,7 @@ import msgspec
 from markupsafe import Markup
 from msgspec import Struct
 
+from bench.analysis import machine_class
 from bench.analysis.across_machines import Machine, machines_in, others, statements
 from bench.analysis.families import families, family_of
 from bench.analysis.questions import Answer, answers
@@ -114,14 +115,14 @@ def agreement(path: Path, runs: list[Record]) -> str:
     agree = f"agree with one another in {_share(made.pairs, 'agree')} of their ratios"
     if shown <= {one.started for one in made.runs}:
         return f"{len(made.runs)} whole runs on this class of machine {agree}."
-    sentence = f"{len(made.runs)} whole runs on another class of machine {agree}."
+    sentence = f"on another class of machine, {len(made.runs)} whole runs {agree}."
     if not made.apart or not shown <= {one.started for one in made.others}:
         return sentence
     return (
-        f"{sentence} Beside this run {_share(made.apart, 'agree')} agree in size and "
-        f"{_share(made.apart, 'same')} in their verdict; at most "
+        f"{sentence} With the run above {_share(made.apart, 'agree')} agree in size and "
+        f"{_share(made.apart, 'same')} in verdict; at most "
         f"{max(pair.of.opposite for pair in made.apart)} of "
-        f"{max(pair.of.ratios for pair in made.apart)} show the opposite."
+        f"{max(pair.of.ratios for pair in made.apart)} are opposite."
     )
 
 
@@ -160,11 +161,10 @@ def headline(runs: list[Record], known: Sequence[Machine] = (), agreed: str = ""
 
     `known`: machines that may show the same. `agreed`: how far runs agree.
     """
-    parts = _warned(runs)
+    parts = [*_warned(runs), escape(_measured(runs))]
     listed = _answers(runs)
     if drawn := bars.chart(listed):
         parts.append(_picture(drawn.title))
-    parts.append(escape(f"{measured_on(runs)}; {_versions(runs)}"))
     parts.append("## PyTorch or TensorFlow?")
     parts.append(WINNER)
     leads = frameworks.overview(listed).items()
@@ -194,16 +194,18 @@ def _warned(runs: list[Record]) -> list[str]:
     return [f"**{escape(warning)}**" for warning in warned]
 
 
-def _versions(runs: list[Record]) -> str:
-    """torch 2.15.0, tensorflow 2.21.0; November 2026; no GPU."""
+def _measured(runs: list[Record]) -> str:
+    """Measured on a CPU: AMD EPYC, 418 GFLOP/s; torch 2.15.0, tensorflow 2.21.0; November 2026."""
     environment, started = runs[0].environment, datetime.fromisoformat(runs[0].started)
-    named = [
+    machines = dict.fromkeys(machine_class.words(run.environment) for run in runs)
+    versions = [
         f"{name} {environment.packages[side][name]}"
         for side, name in (("pt", "torch"), ("tf", "tensorflow"))
         if name in (environment.packages.get(side) or {})
     ]
-    gpu = "with a GPU" if environment.gpu else "no GPU"
-    return f"{'; '.join(filter(None, (', '.join(named), f'{started:%B %Y}', gpu)))}."
+    device = "GPU" if environment.gpu else "CPU"
+    parts = filter(None, (" and ".join(machines), ", ".join(versions), f"{started:%B %Y}"))
+    return f"Measured on a {device}: {'; '.join(parts)}."
 
 
 def every_answer(runs: list[Record], known: Sequence[Machine] = ()) -> str:
