@@ -47,7 +47,8 @@ def folder(tmp_path_factory):
     done = try_(place, "--example", "my_model.py")
     assert done.returncode == 0, done.stderr
     file = place / "my_model.py"
-    file.write_text(file.read_text("utf-8").replace("size=64", "size=8"), encoding="utf-8")
+    text = file.read_text("utf-8").replace("size=64", "size=8")
+    file.write_text(text.replace("32, 32, 3", "8, 8, 3"), encoding="utf-8")
     return place
 
 
