@@ -67,6 +67,11 @@ class Line:
         kind = ratio.kind if bounds else "once"
         return gained(replace(ratio, kind=kind), self.answer.goal, short=True)
 
+    def led_by(self, column: int) -> str:
+        """By how much, and with what, if that is one technique: 1.12x, bfloat16*."""
+        gain, kind = self.gain(column, bounds=False), self.kind(column)
+        return f"{gain}, {_in_words(self.pairs[column])}" if kind == KINDS[1] else gain
+
     def _between(self, column: int) -> Figure | None:
         pair = self.pairs[column]
         between = pair and self.answer.sides["pt"].aim.ratio(*pair)
@@ -112,24 +117,23 @@ def overview(listed: list[Answer]) -> dict[str, str]:
 
 
 def _leads(asked: list[Line], kind: str, models: dict[str, str]) -> str:
-    """PyTorch for GPT (1.64x), TensorFlow for small CNN (2.05x, 3.64x); "" where none leads."""
-    by_model: dict[str, list[tuple[Line, int]]] = {}
-    for one in asked:
-        for column in range(len(COLUMNS)):
-            if one.kind(column) == kind:
-                by_model.setdefault(models[one.answer.work.task], []).append((one, column))
-    led: dict[str, list[str]] = {}
-    for model, compared in by_model.items():
-        leaders = {one.leader(column) for one, column in compared}
-        if len(leaders) == 1 and None not in leaders:
-            by = ", ".join(one.gain(column).partition(" (")[0] for one, column in compared)
-            led.setdefault(FRAMEWORKS[leaders.pop()], []).append(f"{model} ({by})")
-            continue
-        for one, column in compared:  # batches of a model that have other leaders
-            if leader := one.leader(column):
-                batch, by = one.answer.work.batch_size, one.gain(column, bounds=False)
-                led.setdefault(FRAMEWORKS[leader], []).append(f"{model} at batch {batch} ({by})")
-    return ", ".join(f"{name} for {' and '.join(places)}" for name, places in led.items())
+    """PyTorch for GPT (1.12x, bfloat16*), TensorFlow for small CNN (2.05x, 3.64x); "" for none."""
+    compared = [(one, at) for one in asked for at in range(len(COLUMNS)) if one.kind(at) == kind]
+    leaders: dict[str, set[str | None]] = {}  # by task
+    for one, at in compared:
+        leaders.setdefault(one.answer.work.task, set()).add(one.leader(at))
+    led: dict[str, dict[str, list[str]]] = {}  # framework -> place -> by how much
+    for one, at in compared:
+        if leader := one.leader(at):
+            work = one.answer.work
+            batch = f" at batch {work.batch_size}" if len(leaders[work.task]) > 1 else ""
+            places = led.setdefault(FRAMEWORKS[leader], {})
+            places.setdefault(f"{models[work.task]}{batch}", []).append(one.led_by(at))
+    parts = []
+    for name, places in led.items():
+        by = [f"{place} ({', '.join(gains)})" for place, gains in places.items()]
+        parts.append(f"{name} for {' and '.join(by)}")
+    return ", ".join(parts)
 
 
 def described(listed: list[Answer]) -> str:

@@ -47,8 +47,8 @@ TERMS = (
 )
 WINNER = f"There is no overall winner ([all answers]({ANSWERS})). Who leads on this machine:"
 PROVEN = (
-    "**Same work, proven** ([how](docs/numbers.md)): both sides start from the same weights and "
-    "must produce matching losses, or their ratio is not shown."
+    "**Same work in both** ([how](docs/numbers.md)): both start from the same weights, and their "
+    "losses must match within a stated tolerance, or no ratio is shown."
 )
 Marks = dict[tuple[int, str | None], str]  # see bench.report.machines
 FEW, MANY = 1_000, 100_000  # steps of training for which a sentence compares the advice
@@ -112,17 +112,20 @@ def agreement(path: Path, runs: list[Record]) -> str:
         return ""
     made = msgspec.json.decode(path.read_bytes(), type=_Reproduced)
     shown = {run.started for run in runs}
-    agree = f"agree with one another in {_share(made.pairs, 'agree')} of their ratios"
+    share, count = _share(made.pairs, "agree"), len(made.runs)
     if shown <= {one.started for one in made.runs}:
-        return f"{len(made.runs)} whole runs on this class of machine {agree}."
-    sentence = f"on another class of machine, {len(made.runs)} whole runs {agree}."
+        return f"{count} whole runs on this class of machine agree in {share} of their ratios."
+    sentence = (
+        f"The run above is a single one. {count} whole runs on another class of machine agree in "
+        f"{share} of their ratios."
+    )
     if not made.apart or not shown <= {one.started for one in made.others}:
         return sentence
     return (
         f"{sentence} With the run above {_share(made.apart, 'agree')} agree in size and "
-        f"{_share(made.apart, 'same')} in verdict; at most "
-        f"{max(pair.of.opposite for pair in made.apart)} of "
-        f"{max(pair.of.ratios for pair in made.apart)} are opposite."
+        f"{_share(made.apart, 'same')} in verdict, and at most "
+        f"{max(pair.of.opposite for pair in made.apart)} are opposite: trust directions more than "
+        "sizes."
     )
 
 

@@ -55,7 +55,7 @@ def test_a_comparison_of_frameworks_names_unlike_programs_and_stars_unknown_accu
 def test_the_first_sentences_say_who_leads_and_keep_unlike_programs_apart():
     led = [row(time=MORE), row(time=(0.9, 0.88, 0.92), framework="tf")]
     assert frameworks.overview(answers(fast(*led))) == {
-        "train faster": "with the same technique PyTorch for small CNN (1.80x)",
+        "train faster": "with the same technique PyTorch for small CNN (1.80x, changed)",
         "train in less memory": "not compared",
     }
     unlike = [int8("pt", time=MORE, accuracy=KEPT), int8("tf", accuracy=KEPT)]
