@@ -41,7 +41,7 @@ def write_file(path: Path, content: dict) -> int:
 def read_file(path: Path) -> dict:
     """Return what a checkpoint holds, on the CPU. No code is executed.
 
-    Raises ValueError where it is no whole checkpoint.
+    Raises ValueError where it is not a complete checkpoint.
     """
     try:
         with zipfile.ZipFile(path) as archive:

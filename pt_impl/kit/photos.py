@@ -77,8 +77,8 @@ def normalise_into(out: np.ndarray, pixels: np.ndarray, form: ImageForm) -> None
 def refuse_huge_jpeg(data: np.ndarray) -> None:
     """Raise ValueError where the header of a JPEG (uint8) tells of more than MAX_PIXELS pixels.
 
-    For torchvision's decoder, which knows no limit. What is no whole header is for the decoder to
-    refuse. What stands between two markers is passed over, as libjpeg does.
+    For torchvision's decoder, which has no limit. The decoder itself refuses an incomplete header.
+    What is between two markers is skipped, as in libjpeg.
     """
     raw, place = data.tobytes(), 2
     while 0 <= (place := raw.find(b"\xff", place)) <= len(raw) - 9:

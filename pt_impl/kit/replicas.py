@@ -359,7 +359,8 @@ def _read(options: Namespace) -> dict:
         state = torch.load(path, map_location="cpu", weights_only=True)
         run, _ = state["run"], state["step"]
     except (pickle.UnpicklingError, RuntimeError, KeyError, EOFError) as error:
-        raise ValueError(f"{path} is no whole checkpoint: {str(error).splitlines()[0]}") from None
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{path} is not a complete checkpoint: {reason}") from None
     parallel.check_identity(path, run, options)
     return state
 

@@ -120,9 +120,9 @@ def load(path) -> fx.GraphModule:
         found = torch.load(path, map_location="cpu", weights_only=True)
         return _graph(found["nodes"], found["tensors"], found["names"])
     except pickle.UnpicklingError:  # whose words advise to load it all the same
-        raise ValueError(f"{path} is no whole file of a program: it holds other things") from None
+        raise ValueError(f"{path} is not a complete program file: it holds other things") from None
     except Exception as error:
-        raise ValueError(f"{path} is no whole file of a program: {_one_line(error)}") from None
+        raise ValueError(f"{path} is not a complete program file: {_one_line(error)}") from None
 
 
 def _graph(nodes: list, tensors: list, names: list) -> fx.GraphModule:

@@ -86,8 +86,8 @@ def load_checkpoint(
 
     With `optimizer` None only the weights are read. What schedules keep in the optimizer's groups
     may be there, here or in neither. Everything is checked before anything is changed: raises
-    ValueError where the file is no whole checkpoint, is of another model or optimizer, or has no
-    optimizer's state though one is given.
+    ValueError where the file is not a complete checkpoint, is of another model or optimizer, or
+    lacks the optimizer's state though one is given.
     """
     content = read_file(Path(path))
     check_checkpoint(path, content, model, optimizer)

@@ -142,11 +142,11 @@ def test_files_that_cannot_be_read_are_refused(models, framework, tmp_path):
     with pytest.raises(FileNotFoundError):
         read(tmp_path / "missing")
     (tmp_path / "text").write_text("not a model\n" * 100)
-    with pytest.raises(ValueError, match="text is no whole "):
+    with pytest.raises(ValueError, match="text is not a complete "):
         read(tmp_path / "text")
     if framework == "tf":
         (tmp_path / "inverse").write_bytes(models.unknown_operator())
-        message = "inverse is no whole LiteRT file: Encountered unresolved custom op"
+        message = "inverse is not a complete LiteRT file: Encountered unresolved custom op"
         with pytest.raises(ValueError, match=message):
             read(tmp_path / "inverse")
 

@@ -321,7 +321,7 @@ def test_damaged_and_foreign_files_get_one_clear_line_and_run_nothing(
     contents |= models.bombs(mark, Bomb(mark), whole) if way == "static" else {}
     for name, content in contents.items():
         damaged.write_bytes(content)
-        with pytest.raises(ValueError, match="/damaged is no whole ") as caught:
+        with pytest.raises(ValueError, match="/damaged is not a complete ") as caught:
             load(technique, models, way, damaged)(cnn[1][:1])
         assert "\n" not in str(caught.value), name
         assert not mark.exists(), name

@@ -120,7 +120,7 @@ def test_tf_what_is_no_sparse_file_is_refused(kit, models, codes, tmp_path):
         files.export_file(models.masked(), models.tensor(LEFT), tmp_path / "masked")
     path = files.export_file(full, codes, tmp_path / "whole", sparse=False)
     (tmp_path / "cut").write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(ValueError, match="cut is no whole LiteRT file"):
+    with pytest.raises(ValueError, match="cut is not a complete LiteRT file"):
         files.load_file(tmp_path / "cut")
     with pytest.raises(FileNotFoundError):
         files.load_file(tmp_path / "missing")

@@ -193,7 +193,7 @@ def test_damaged_and_foreign_files_get_one_clear_line_and_run_nothing(models, ke
     contents |= models.programs(mark) | {"a bit inside of the weights": flipped(whole)}
     for name, content in contents.items():
         (tmp_path / "damaged").write_bytes(content)
-        with pytest.raises(ValueError, match="/damaged is no whole file of a program: ") as caught:
+        with pytest.raises(ValueError, match="/damaged is not a complete program file: ") as caught:
             models.quantized_files.load_quantized(tmp_path / "damaged")
         assert "\n" not in str(caught.value), name
         assert not mark.exists(), name

@@ -59,7 +59,7 @@ def write_file(path: Path, state: dict, arrays: dict, *, resumable: bool) -> int
 def read_file(path: Path) -> tuple[dict, dict[str, np.ndarray]]:
     """Return the head and the arrays of a checkpoint. No code is executed.
 
-    Raises ValueError where it is no whole checkpoint.
+    Raises ValueError where it is not a complete checkpoint.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:  # checks each member's CRC

@@ -29,7 +29,7 @@ def kernel_zeros(path) -> dict[str, float]:
         interpreter.allocate_tensors()
     except (ValueError, RuntimeError) as error:
         what = " ".join(str(error).split())
-        raise ValueError(f"{path} is no whole LiteRT file: {what}") from error
+        raise ValueError(f"{path} is not a complete LiteRT file: {what}") from error
     products = [op for op in interpreter._get_ops_details() if op["op_name"] in _PRODUCTS]
     names = {tensor["index"]: tensor["name"] for tensor in interpreter.get_tensor_details()}
     kernels = (op["inputs"][1] for op in products)

@@ -74,7 +74,7 @@ def load_int8(path, *, threads: int = 0) -> Callable:
         return interpret(Path(path).read_bytes(), threads=threads)
     except (ValueError, RuntimeError) as error:
         what = " ".join(str(error).split())[:300]
-        raise ValueError(f"{path} is no whole LiteRT file: {what}") from None
+        raise ValueError(f"{path} is not a complete LiteRT file: {what}") from None
 
 
 def interpret(content: bytes, *, threads: int = 0) -> Callable:

@@ -407,7 +407,7 @@ def _resume(model, optimizer, strategy, options: Namespace) -> tuple[int, np.nda
             checkpoint.read(latest).assert_existing_objects_matched()
         except (OSError, ValueError, AssertionError, tf.errors.OpError) as error:
             reason = str(error).splitlines()[0]
-            raise ValueError(f"{latest} is no whole checkpoint: {reason}") from None
+            raise ValueError(f"{latest} is not a complete checkpoint: {reason}") from None
         parallel.check_identity(latest, written["run"], options)
         losses = np.array(written["losses"])
     scratch = tempfile.TemporaryDirectory(prefix="replica-")

@@ -84,7 +84,7 @@ def load(path) -> Callable:
         outputs = [signature.outputs[name].name for name in sorted(signature.outputs)]
         return whole.prune(inputs, tf.nest.pack_sequence_as(structure, outputs))
     except Exception as error:  # damage may raise anything in zipfile
-        raise ValueError(f"{path} is no whole file of a program: {_one_line(error)}") from None
+        raise ValueError(f"{path} is not a complete program file: {_one_line(error)}") from None
 
 
 def _written(output):

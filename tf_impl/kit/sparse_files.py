@@ -67,7 +67,7 @@ def load_file(path) -> Callable:
         interpreter.allocate_tensors()
     except (ValueError, RuntimeError) as error:
         what = " ".join(str(error).split())
-        raise ValueError(f"{path} is no whole LiteRT file: {what}") from error
+        raise ValueError(f"{path} is not a complete LiteRT file: {what}") from error
     inputs = sorted(interpreter.get_input_details(), key=lambda one: one["name"])
     outputs = [one["index"] for one in interpreter.get_output_details()]
     shapes = []

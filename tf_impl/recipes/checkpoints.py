@@ -80,7 +80,7 @@ def load_checkpoint(
 
     With `optimizer` None only the weights are read. One of a part of the variables is built for
     them first (`optimizer.build`): here it would be for all that train. Everything is checked
-    before anything is changed: raises ValueError where the file is no whole checkpoint, is of
+    before anything is changed: raises ValueError where the file is not a complete checkpoint, is of
     another model (vocabularies and bins count) or optimizer, or has no optimizer's state though
     one is given.
     """
