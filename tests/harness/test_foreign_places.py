@@ -58,7 +58,7 @@ def test_without_proc_one_line_says_so(bench_file, tmp_path):
         text=True,
     )  # fmt: skip
     assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout + done.stderr
-    assert "/proc is not mounted here" in done.stderr.strip().splitlines()[-1]
+    assert "/proc is not mounted" in done.stderr.strip().splitlines()[-1]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -178,7 +178,7 @@ def test_data_that_can_not_be_written_is_one_line(run, tmp_path):
     (said,) = [
         line for line in found.out.splitlines() if f"{results / 'data'}: File exists" in line
     ]
-    _, _, rest = said.partition("; once it can be written --resume ")
+    _, _, rest = said.partition("; once it can be written, --resume ")
     folder = shlex.split(rest.partition(" goes on")[0])[0]
     assert folder.endswith(f"/my results/{(results / 'latest').resolve().name}")
     assert json.loads((results / "latest" / "state.json").read_text("utf-8"))

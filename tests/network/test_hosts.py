@@ -379,7 +379,7 @@ def test_a_machine_that_does_not_permit_it_says_so_in_a_line(tmp_path):
 
 def test_a_missing_program_is_named_with_its_package(monkeypatch):
     monkeypatch.setattr(hosts, "PROGRAMS", {"no-such-program": "some-package"})
-    with pytest.raises(Refused, match="no program 'no-such-program': install some-package"):
+    with pytest.raises(Refused, match="program 'no-such-program' is missing: install some-package"):
         Hosts(1)
 
 
