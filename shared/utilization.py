@@ -158,10 +158,11 @@ class _Threads:
                 if end - since >= self._interval / 2 or len(self._samples) == 2:  # or too short
                     # More than one core is the clock, which was read late.
                     most[number] = max(most[number], min(1.0, more / (end - since)))
+        # The last sample may be too short to count: no mean is above the most.
+        means = {number: used / self.seconds for number, used in total.items() if number != but}
         threads = [
-            Thread(self._names[number], used / self.seconds, most[number])
-            for number, used in total.items()
-            if number != but
+            Thread(self._names[number], mean, max(mean, most[number]))
+            for number, mean in means.items()
         ]
         return tuple(sorted(threads, key=lambda one: -one.mean))
 

@@ -421,7 +421,7 @@ def test_runs_without_a_ratio_in_common_are_held_to_nothing(command, old, new):
     new = new.but(comparisons=[])
     status, said = command(old, new, options=FAIL_IF)
     assert status == 2
-    assert "no ratio of step time in common" in said.err
+    assert "no ratio of step times in common" in said.err
     assert command(old, new)[0] == 0  # what else there is can be compared
 
 

@@ -102,10 +102,10 @@ def test_the_page_has_a_row_for_each_workload_and_side():
     assert "| TensorFlow, tf_keras | 50% longer, planted | 1 found of 1 |" in page
     # Of equal work, 2%, 5%, 10% and half longer: at 2% a difference is found by luck.
     for row in (
-        "text-gpt, batch 2, train step | 0 of 4 | N of 2 | 2 of 2 | 2 of 2 | 1 of 1",
-        "digits-cnn, batch 4, train step | 1 of 12 | N of 6 | 6 of 6 | 6 of 6 | 3 of 3",
+        "small GPT on text, batch 2, train step | 0 of 4 | N of 2 | 2 of 2 | 2 of 2 | 1 of 1",
+        "small CNN on digits, batch 4, train step | 1 of 12 | N of 6 | 6 of 6 | 6 of 6 | 3 of 3",
     ):
-        assert re.search(re.escape(row).replace("N", r"\d"), page), row
+        assert re.search(re.escape(row).replace(r"N\ of", r"\d\ of"), page), row
 
 
 def test_the_page_counts_equal_work_that_is_told_apart():
@@ -118,7 +118,7 @@ def test_the_page_counts_equal_work_that_is_told_apart():
 
 def test_the_page_compares_the_workers_of_both_parents():
     """Of each kind of work, block by block; and says how often chance does as much."""
-    row = r"\| PyTorch \| digits-cnn, batch 4, train step \| (\S+) \((\S+)–(\S+)\) \| 8 \|"
+    row = r"\| PyTorch \| small CNN on digits, batch 4, train step \| (\S+) \((\S+)–(\S+)\) \| 8 \|"
     measured = measurement(sd=0.005)
     alike = controls_page.page(measured)
     for match in measured["matches"][:2]:
