@@ -45,7 +45,10 @@ TERMS = (
     "bfloat16 and int8 are short number formats. ONNX Runtime, OpenVINO, TorchInductor and LiteRT "
     "run exported models. “Distilled” is a small model that learned from a large one."
 )
-WINNER = f"There is no overall winner ([all answers]({ANSWERS})). Who leads on this machine:"
+WINNER = (
+    "There is no overall winner. Who leads on the machine measured (\\*: accuracy was not shown; "
+    f"[all answers]({ANSWERS}) leave these out):"
+)
 PROVEN = (
     "**Same work in both** ([how](docs/numbers.md)): both start from the same weights, and their "
     "losses must match within a stated tolerance, or no ratio is shown."
@@ -166,8 +169,8 @@ def headline(runs: list[Record], known: Sequence[Machine] = (), agreed: str = ""
     """
     parts = [*_warned(runs), escape(_measured(runs))]
     listed = _answers(runs)
-    if drawn := bars.chart(listed):
-        parts.append(_picture(drawn.title))
+    if bars.chart(listed):
+        parts.append(_picture())
     parts.append("## PyTorch or TensorFlow?")
     parts.append(WINNER)
     leads = frameworks.overview(listed).items()
@@ -239,9 +242,10 @@ def _took(run: Record) -> str:
     return f" The run took {took} minutes on {cores} cores: a first table after {first}{timed}."
 
 
-def _picture(title: str) -> str:
+def _picture() -> str:
     dark = f'<source media="(prefers-color-scheme: dark)" srcset="{CHART}-dark.svg">'
-    return f'<picture>{dark}<img alt="{title}" src="{CHART}-light.svg"></picture>'
+    alt = "Bars: what techniques gain in PyTorch and in TensorFlow"
+    return f'<picture>{dark}<img alt="{alt}" src="{CHART}-light.svg"></picture>'
 
 
 def _tables(listed: list[Answer], marks: Marks) -> list[str]:
