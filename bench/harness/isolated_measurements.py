@@ -355,7 +355,7 @@ def _is_forked(processes: Processes, case: Case) -> bool:
     """Whether the case's worker is forked from a parent that has imported its framework.
 
     Its memory and first call are then those of a freshly executed one, as far as the kernel lets
-    a fork begin with its parent's pages. A compiler's first call stays with a process of its own.
+    a fork begin with its parent's pages. A compiler's first call needs a separate process.
     """
     compiled = case.variant.requires == "compiler"
     return processes.forks and not compiled and memory.adopts_pages()

@@ -56,7 +56,7 @@ def _fork(connection: Connection, address: str, name: str, log: str) -> int:
     """The process id of a new worker called `name`."""
     child = os.fork()
     if child:
-        os.setpgid(child, child)  # a group of its own, so that it ends with whatever it started
+        os.setpgid(child, child)  # its own group, so that it ends with whatever it started
         return child
     status = 1
     try:

@@ -266,7 +266,7 @@ class Processes:
         return f"{next(self._numbers):04d}-{stem}"
 
     def _execute(self, program: str, name: str, key: ParentKey, arguments: list[str]):
-        """Start `python -m program ADDRESS NAME ARGUMENTS` in a session of its own.
+        """Start `python -m program ADDRESS NAME ARGUMENTS` in a new session.
 
         Of its own, so that the terminal's Ctrl-C reaches the harness alone, which then ends it.
         """
@@ -451,7 +451,7 @@ def _lives(pid: int) -> bool:
 
 
 def _kill(pid: int) -> None:
-    """Kill a process that leads a group of its own, with whatever it started."""
+    """Kill a process that leads its own group, with whatever it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # the group is gone
         if os.name == "posix":
             os.killpg(pid, signal.SIGKILL)

@@ -182,7 +182,7 @@ class Climb:
         return None
 
     def _run(self, processes: Processes, wanted: Wanted, arrays: str, settings: dict) -> None:
-        """Train each of these programs in a process of its own, and keep what each gives.
+        """Train each of these programs in a separate process, and keep what each gives.
 
         Those of a framework take turns, epoch by epoch, as many as fit into memory together.
         """

@@ -89,7 +89,7 @@ def measure(
     kit.runtime.reset_device_peak()
     imported, resets = memory.resident(), memory.reset_peak()
     start, whole = time.perf_counter(), 0.0
-    # No closure: a program may send it to processes of its own.
+    # No closure: a program may send it to separate processes.
     program = make(partial(kit.models.build, work.task.model, work.weights))
     try:
         certificate, first = _first_steps(kit, program, batches)

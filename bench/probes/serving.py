@@ -188,7 +188,7 @@ def _precision(work: Work) -> str:
     return work.settings.get("export", {}).get("precision", "float32")
 
 
-# What only a process of its own can tell --------------------------------------------------------
+# What only a separate process can tell -----------------------------------------------------------
 
 
 def probe(impl, work: Work, route: Route) -> dict[str, dict]:

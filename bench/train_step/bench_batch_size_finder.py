@@ -1,6 +1,6 @@
 """The largest batch of the digits CNN within one memory budget, plain and with what saves memory.
 
-The finder tries each size in a process of its own, which imports the trial from here: one function
+The finder tries each size in a separate process, which imports the trial from here: one function
 a side and variant, `pt_fp32` to `tf_accumulated`.
 """
 
