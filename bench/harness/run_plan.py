@@ -83,7 +83,7 @@ class Plan:
             return False
         return sum(map(self.durations.memory, cases)) <= self.room
 
-    # What is measured in separate processes ---------------------------------------------------------
+    # What is measured in separate processes -------------------------------------------------------
 
     def cold_starts(self, case: Case) -> int:
         """How many cold starts of a case are measured: the most that a case showing it needs."""

@@ -250,7 +250,7 @@ class Scheduler:
                 cases.append(case)
         return cases
 
-    # What has separate processes --------------------------------------------------------------------
+    # What has separate processes ------------------------------------------------------------------
 
     def cold_starts(self) -> list[Case]:
         """The cases whose first call and memory are to be measured, repeated as often as needed."""
