@@ -1,6 +1,6 @@
 """The types of a worker's answers, by operation; the harness checks each answer against its type.
 
-Sizes are in bytes, times in seconds. None stands for a number that is not finite.
+Sizes are in bytes, times in seconds. None is a number that is not finite.
 """
 
 from __future__ import annotations

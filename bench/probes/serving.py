@@ -54,7 +54,7 @@ class Route:
     """From a model to `predict`, by functions named "module:function".
 
     `load(path, threads=...) -> predict` of what `export` wrote to `file`; in place only
-    `make(model) -> predict`. "{impl}" stands for the framework's package.
+    `make(model) -> predict`. "{impl}" is replaced by the framework's package.
     """
 
     make: str | None = None

@@ -49,7 +49,7 @@ from shared import runtimes
 
 # The most that a file's outputs may be from the model's, in relative L2.
 MOST_APART = {"float32": 1e-3, "bfloat16": 0.1}
-_ABOUT = "twinbench.json"  # under which a file keeps metadata and what it takes
+_ABOUT = "twinbench.json"  # the entry of a file with its metadata and inputs
 
 
 def compiled_predict(model: nn.Module) -> Callable:

@@ -105,8 +105,9 @@ def _look_at_values(tally: Tally, values: Tensor, low: float, high: float) -> No
         return
     if not values.is_floating_point():
         values = values.long()  # bytes would wrap what they are compared with
-    tally.add("nan", values.isnan().cpu().numpy())
-    tally.add("infinity", values.isinf().cpu().numpy())
+    for check, bad in (("nan", values.isnan()), ("infinity", values.isinf())):
+        if bad.any():  # only then a mask leaves the device
+            tally.add(check, bad.cpu().numpy())
     finite = values.isfinite()
     outside = finite & ((values < low) | (values > high))
     if outside.any():
@@ -122,7 +123,8 @@ def _look_at_labels(tally: Tally, values: Tensor, num_classes: int, ignore: int)
         if num_classes < 2 or values.ndim != 2 or values.shape[1] != num_classes:
             return {}
         apart = ((values.sum(1) - 1).abs() > 1e-3) | (values < 0).any(1)
-        tally.add("label", apart.cpu().numpy(), ": they are not distributions over the classes")
+        if apart.any():
+            tally.add("label", apart.cpu().numpy(), ": they are not distributions over the classes")
         values, one_each = values[~apart].argmax(1), True
     elif values.dtype == torch.bool:
         return {}

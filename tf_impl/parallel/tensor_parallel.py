@@ -42,7 +42,7 @@ from tf_impl.kit.optimizers import (
 
 @dataclass(frozen=True)
 class Split:
-    """A model, and variables of DTensor in place of its own, in their order."""
+    """A model, and the DTensor variables that replace the model's, in the same order."""
 
     model: tf.keras.Model
     trained: list
